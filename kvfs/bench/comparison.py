@@ -16,7 +16,7 @@ from kvfs.bench.pairs import run_jobs
 from kvfs.bench.rested_code import REST_S, rest_factor
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places
-from kvfs.bench.sides import Side
+from kvfs.bench.sides import JobSide
 from kvfs.core.errors import BenchFailed, NotRoot, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
@@ -27,7 +27,7 @@ from kvfs.machine.mount_table import Mount, mount_of
 COLD_REST_FACTOR: Final = 3.0
 
 
-class Plan(NamedTuple):
+class ComparisonPlan(NamedTuple):
     """What to run, and the data path that the mount must have unless it is ``auto``.
 
     *pairs* are the numbers of the pairs; each number decides which side comes first.
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     data_path: str
 
 
-class Outcome(NamedTuple):
+class ComparisonOutcome(NamedTuple):
     """What was measured, and in which setting (the head of the JSON report)."""
 
     runs: list[JobRuns]
@@ -53,7 +53,7 @@ def split_pairs(pairs: int, set_ups: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-def join(outcomes: Sequence[Outcome]) -> Outcome:
+def join(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
     """Return the outcomes of several set-ups as one, with all pairs of each job."""
     first = outcomes[0].setting
     joined = [
@@ -66,7 +66,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
         for same_job in zip(*(outcome.runs for outcome in outcomes), strict=True)
     ]
     rss = [outcome.setting["rss_anon_bytes"] for outcome in outcomes]
-    return Outcome(
+    return ComparisonOutcome(
         joined,
         {
             **first,
@@ -78,7 +78,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def check_places(places: Places, plan: Plan) -> None:
+def check_places(places: Places, plan: ComparisonPlan) -> None:
     """Raise ``UsageError`` or ``NotRoot`` if the plan cannot run there, before anything is run."""
     for place in places:
         if not os.path.isdir(place):
@@ -102,7 +102,7 @@ def check_places(places: Places, plan: Plan) -> None:
         raise NotRoot("cold jobs drop the page cache, which needs root: leave them out with --jobs")
 
 
-def compare(places: Places, plan: Plan, output: Output) -> Outcome:
+def compare(places: Places, plan: ComparisonPlan, output: Output) -> ComparisonOutcome:
     """Run *plan* in both *places* and return its outcome. Raises ``BenchFailed``."""
     started_s, machine = time.monotonic(), machine_facts()
     if machine["load_before"] > machine["cpus"] / 2:
@@ -121,8 +121,8 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
     status = _status(mount_on.mountpoint, plan.data_path, output)
     daemon = None if status is None else Daemon(int(status["server_pid"]))
     with ExitStack() as stack:
-        baseline = stack.enter_context(Side(places.baseline, None))
-        kvfs = stack.enter_context(Side(places.mount, daemon))
+        baseline = stack.enter_context(JobSide(places.baseline, None))
+        kvfs = stack.enter_context(JobSide(places.mount, daemon))
         runs = run_jobs(
             baseline,
             kvfs,
@@ -130,7 +130,7 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
             plan.effort,
             plan.pairs,
             start=lambda job: output.describe(job.name),
-            tick=output.tick,
+            count=output.count,
             done=output.end_job,
         )
     setting = {
@@ -148,7 +148,7 @@ def compare(places: Places, plan: Plan, output: Output) -> Outcome:
         "rss_anon_bytes": daemon.anonymous_bytes() if daemon else None,
         "elapsed_s": round(time.monotonic() - started_s, 1),
     }
-    return Outcome(runs, setting)
+    return ComparisonOutcome(runs, setting)
 
 
 def _status(mountpoint: str, data_path: str, output: Output) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from kvfs.client.subprocesses import program_again
 from kvfs.core.errors import BenchFailed, VerifyFailed
 
 
-class Order(NamedTuple):
+class WorkOrder(NamedTuple):
     """What all workers do together; *blocks* are divided evenly among *threads*."""
 
     do: str
@@ -114,14 +114,14 @@ class Crew(Workers):
         os.close(self._gate_read_fd)
         os.close(self._gate_write_fd)
 
-    def run(self, order: Order) -> float:
+    def run(self, order: WorkOrder) -> float:
         """Do *order*; return the seconds from the first worker's start to the last one's end.
 
         Raises what ``replies`` raises.
         """
         return wall_s(self.replies(order))
 
-    def replies(self, order: Order) -> list[dict[str, Any]]:
+    def replies(self, order: WorkOrder) -> list[dict[str, Any]]:
         """Do *order*; return each worker's reply.
 
         Raises ``BenchFailed`` when a system call fails or a load gets wrong bytes; the crew cannot

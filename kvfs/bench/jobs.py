@@ -24,7 +24,7 @@ THREADS: Final = (1, 2, 4, 8)
 SMALL_BYTES: Final = PAGE_BYTES
 
 
-class Kind(StrEnum):
+class JobKind(StrEnum):
     """What a job does with each of its blocks."""
 
     LOAD = "load"
@@ -43,7 +43,7 @@ class Mode(StrEnum):
     COLD = "cold"
 
 
-class Goal(NamedTuple):
+class RateGoal(NamedTuple):
     """The rate of kvfs divided by the baseline's: what must be reached, and what is the aim."""
 
     at_least: float
@@ -54,7 +54,7 @@ class Goal(NamedTuple):
 class Job:
     """One thing that is timed on both sides."""
 
-    kind: Kind
+    kind: JobKind
     threads: int
     size_bytes: int = SMALL_BYTES
     mode: Mode = Mode.BUFFERED
@@ -62,13 +62,13 @@ class Job:
     @property
     def moves_bytes(self) -> bool:
         """Whether its rate is in bytes a second; other jobs count calls a second."""
-        return self.kind in {Kind.LOAD, Kind.STORE}
+        return self.kind in {JobKind.LOAD, JobKind.STORE}
 
     @property
     def name(self) -> str:
         """The name that ``--jobs`` matches, such as ``load-32m-2t-buffered``."""
         parts = [self.kind.value]
-        if self.moves_bytes or self.kind is Kind.DELETE:
+        if self.moves_bytes or self.kind is JobKind.DELETE:
             parts.append(size_name(self.size_bytes))
         parts.append(f"{self.threads}t")
         if self.moves_bytes:
@@ -76,7 +76,7 @@ class Job:
         return "-".join(parts)
 
     @property
-    def goal(self) -> Goal | None:
+    def goal(self) -> RateGoal | None:
         """The project's own goal for this job, if it has one."""
         return GOALS.get(self.name)
 
@@ -116,14 +116,14 @@ class Work(NamedTuple):
 
 def plan_work(job: Job, effort: Effort) -> Work:
     """Return how much *job* does in one run."""
-    if job.kind in {Kind.STAT, Kind.ACCESS}:
+    if job.kind in {JobKind.STAT, JobKind.ACCESS}:
         names = max(1, effort.names // job.threads)
         return Work(names, max(1, effort.calls // (names * job.threads)), 1)
-    if job.kind is Kind.OPEN:
+    if job.kind is JobKind.OPEN:
         names = max(1, _OPEN_NAMES // job.threads)
         return Work(names, max(1, effort.opens // (names * job.threads)), 1)
     blocks = max(1, min(_MOST_BLOCKS, effort.data_bytes // job.size_bytes) // job.threads)
-    if job.kind is not Kind.LOAD:
+    if job.kind is not JobKind.LOAD:
         return Work(blocks, 1, effort.rounds)
     if job.mode is Mode.COLD:
         return Work(blocks, 1, 1)
@@ -136,21 +136,21 @@ def size_name(size_bytes: int) -> str:
     return f"{size_bytes}b" if rest else f"{whole}m"
 
 
-def _table() -> dict[Job, Goal]:
+def _table() -> dict[Job, RateGoal]:
     """Return the jobs of the default run with the goals that the project has set itself."""
-    load, store, buffered, direct = Kind.LOAD, Kind.STORE, Mode.BUFFERED, Mode.DIRECT
+    load, store, buffered, direct = JobKind.LOAD, JobKind.STORE, Mode.BUFFERED, Mode.DIRECT
     large, small = 32 * MIB, 4 * MIB
     return {
-        Job(load, 2, large, buffered): Goal(0.95, 1.0),
-        Job(load, 2, large, direct): Goal(0.95, 1.0),
-        Job(store, 2, large, direct): Goal(0.95, 1.0),
-        Job(store, 2, large, buffered): Goal(0.80, 0.95),
-        Job(load, 2, small, buffered): Goal(0.80, 0.95),
-        Job(load, 2, small, direct): Goal(0.90, 1.0),
-        Job(store, 2, small, direct): Goal(0.85, 1.0),
-        Job(store, 2, small, buffered): Goal(0.45, 0.80),
-        Job(Kind.STAT, 1): Goal(0.85, 1.0),
-        Job(Kind.ACCESS, 1): Goal(0.85, 1.0),
+        Job(load, 2, large, buffered): RateGoal(0.95, 1.0),
+        Job(load, 2, large, direct): RateGoal(0.95, 1.0),
+        Job(store, 2, large, direct): RateGoal(0.95, 1.0),
+        Job(store, 2, large, buffered): RateGoal(0.80, 0.95),
+        Job(load, 2, small, buffered): RateGoal(0.80, 0.95),
+        Job(load, 2, small, direct): RateGoal(0.90, 1.0),
+        Job(store, 2, small, direct): RateGoal(0.85, 1.0),
+        Job(store, 2, small, buffered): RateGoal(0.45, 0.80),
+        Job(JobKind.STAT, 1): RateGoal(0.85, 1.0),
+        Job(JobKind.ACCESS, 1): RateGoal(0.85, 1.0),
     }
 
 
@@ -160,23 +160,23 @@ GOALS: Final = {job.name: goal for job, goal in _TABLE.items()}
 
 def default_jobs() -> list[Job]:
     """Return the jobs of a run without flags: those with a goal, and the opens."""
-    return [*_TABLE, Job(Kind.OPEN, 1)]
+    return [*_TABLE, Job(JobKind.OPEN, 1)]
 
 
 def all_jobs() -> list[Job]:
     """Return every job: ``--full`` runs them all, ``--jobs`` chooses from them."""
     jobs = [
         Job(kind, threads, size_bytes, mode)
-        for kind in (Kind.LOAD, Kind.STORE)
+        for kind in (JobKind.LOAD, JobKind.STORE)
         for size_bytes in sorted(EVEN_SIZES + ODD_SIZES)
         for mode in (Mode.BUFFERED, Mode.DIRECT)
         for threads in THREADS
         # O_DIRECT needs whole pages. Connectors fall back to the page cache, which is another job.
         if mode is Mode.BUFFERED or size_bytes % PAGE_BYTES == 0
     ]
-    jobs += [Job(Kind.LOAD, 2, size_bytes, Mode.COLD) for size_bytes in EVEN_SIZES]
-    jobs += [Job(kind, n) for kind in (Kind.STAT, Kind.ACCESS, Kind.OPEN) for n in THREADS]
-    jobs += [Job(Kind.DELETE, n, size) for size in EVEN_SIZES for n in (1, 2)]
+    jobs += [Job(JobKind.LOAD, 2, size_bytes, Mode.COLD) for size_bytes in EVEN_SIZES]
+    jobs += [Job(kind, n) for kind in (JobKind.STAT, JobKind.ACCESS, JobKind.OPEN) for n in THREADS]
+    jobs += [Job(JobKind.DELETE, n, size) for size in EVEN_SIZES for n in (1, 2)]
     return jobs
 
 

@@ -1,6 +1,6 @@
 """Bytes that need not be remembered: a block's content follows from a seed and the block's key.
 
-Pure numpy. Content is made and compared at memory speed, so a load that checks every byte still
+Pure numpy. KvContent is made and compared at memory speed, so a load that checks every byte still
 measures the file system and not the check.
 """
 
@@ -22,7 +22,7 @@ def aligned_buffer(size_bytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, round_up(max(1, size_bytes))), dtype=np.uint8)
 
 
-class Content:
+class KvContent:
     """The content of any block up to ``longest_bytes``, for one seed.
 
     A table of random words is made once; a block's bytes are the table with every word XORed with

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench import block_client
-from kvfs.bench.kv_content import Bytes, Content, aligned_buffer, first_difference
-from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, plan_blocks
+from kvfs.bench.kv_content import Bytes, KvContent, aligned_buffer, first_difference
+from kvfs.bench.kv_shapes import SHAPES, KvBlock, KvShape, Layout, absent_blocks, plan_blocks
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import PAGE_BYTES, round_up
 
@@ -59,7 +59,7 @@ class Moved:
 
 
 @dataclass
-class Tally:
+class ShapeCounts:
     """What was done to the blocks of one shape; ``direct`` are loads with O_DIRECT."""
 
     blocks: int = 0
@@ -70,7 +70,7 @@ class Tally:
     hits: int = 0
     misses: int = 0
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "ShapeCounts") -> None:
         """Add *other*."""
         for moved, more in (
             (self.stored, other.stored),
@@ -85,15 +85,15 @@ class Tally:
 
 
 @dataclass
-class Report:
+class LoadReport:
     """What a load did, by shape, and with how many threads at once."""
 
     threads: int
-    tallies: dict[Shape, Tally] = field(default_factory=dict)
+    tallies: dict[KvShape, ShapeCounts] = field(default_factory=dict)
 
-    def total(self) -> Tally:
+    def total(self) -> ShapeCounts:
         """Return the sum over all shapes."""
-        total = Tally()
+        total = ShapeCounts()
         for tally in self.tallies.values():
             total.add(tally)
         return total
@@ -119,13 +119,13 @@ class KvLoad:
         self._progress = progress
         share_bytes = total_bytes // len(SHAPES)
         self._plan = {shape: plan_blocks(shape, share_bytes, seed) for shape in SHAPES}
-        self._content = Content(seed, max(shape.size_bytes for shape in SHAPES))
+        self._content = KvContent(seed, max(shape.size_bytes for shape in SHAPES))
         self._rooms = threading.local()
         self.direct = block_client.direct_works(root)
-        self.report = Report(threads, {shape: Tally() for shape in SHAPES})
+        self.report = LoadReport(threads, {shape: ShapeCounts() for shape in SHAPES})
 
     @property
-    def blocks(self) -> Iterable[Block]:
+    def blocks(self) -> Iterable[KvBlock]:
         """Every block of the load, shape by shape."""
         return (block for blocks in self._plan.values() for block in blocks)
 
@@ -134,7 +134,7 @@ class KvLoad:
         """The bytes of all blocks."""
         return sum(block.shape.size_bytes for block in self.blocks)
 
-    def path(self, block: Block) -> Path:
+    def path(self, block: KvBlock) -> Path:
         """Return the path of *block*."""
         return self._root / block.path
 
@@ -155,7 +155,7 @@ class KvLoad:
         if self.direct:
             self._run(self._load_direct)
 
-    def _run(self, work: Callable[[Block], Tally]) -> None:
+    def _run(self, work: Callable[[KvBlock], ShapeCounts]) -> None:
         with ThreadPoolExecutor(self.report.threads, "kv-load") as pool:
             for shape, blocks in self._plan.items():
                 waiting = [pool.submit(work, block) for block in blocks]
@@ -167,8 +167,8 @@ class KvLoad:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
 
-    def _store(self, block: Block) -> Tally:
-        done = Tally(blocks=1)
+    def _store(self, block: KvBlock) -> ShapeCounts:
+        done = ShapeCounts(blocks=1)
         for absent in absent_blocks(block, ABSENT_PER_BLOCK):
             if block_client.look_up(self.path(absent)) is not None:
                 raise VerifyFailed(f"{self.path(absent)}: exists, but was never stored")
@@ -189,15 +189,15 @@ class KvLoad:
         done.stored = Moved(shape.size_bytes, [Span(begun_s, time.perf_counter())])
         return done
 
-    def _load(self, block: Block) -> Tally:
+    def _load(self, block: KvBlock) -> ShapeCounts:
         moved = self._checked(block, direct=False)
-        return Tally(hits=1, loaded=moved, verified_bytes=moved.bytes)
+        return ShapeCounts(hits=1, loaded=moved, verified_bytes=moved.bytes)
 
-    def _load_direct(self, block: Block) -> Tally:
+    def _load_direct(self, block: KvBlock) -> ShapeCounts:
         moved = self._checked(block, direct=True)
-        return Tally(hits=1, direct=moved, verified_bytes=moved.bytes)
+        return ShapeCounts(hits=1, direct=moved, verified_bytes=moved.bytes)
 
-    def _checked(self, block: Block, *, direct: bool) -> Moved:
+    def _checked(self, block: KvBlock, *, direct: bool) -> Moved:
         path, size_bytes = self.path(block), block.shape.size_bytes
         shown_bytes = block_client.look_up(self.path(block))
         if shown_bytes is None:
@@ -215,7 +215,7 @@ class KvLoad:
             raise VerifyFailed(_describe(path, offset_bytes, expected, found))
         return Moved(size_bytes, [span])
 
-    def _expected(self, block: Block) -> Bytes:
+    def _expected(self, block: KvBlock) -> Bytes:
         return self._content.fill(block.key, self._room("expected"), block.shape.size_bytes)
 
     def _room(self, purpose: str) -> Bytes:

@@ -71,7 +71,7 @@ class Screen:
         self._task = self._progress.add_task(what, total=total)
         self._progress.start()
 
-    def tick(self, steps: int = 1) -> None:
+    def count(self, steps: int = 1) -> None:
         """Count *steps* more."""
         self._progress.advance(self._task, steps)
 

@@ -5,22 +5,22 @@ from collections.abc import Callable, Sequence
 from kvfs.bench.crew import Crew
 from kvfs.bench.jobs import Effort, Job, Work, plan_work
 from kvfs.bench.results import JobRuns
-from kvfs.bench.sides import Side
+from kvfs.bench.sides import JobSide
 from kvfs.bench.stats import first_is_baseline
 
 
 def run_job(
     crew: Crew,
-    baseline: Side,
-    kvfs: Side,
+    baseline: JobSide,
+    kvfs: JobSide,
     job: Job,
     work: Work,
     pairs: range,
-    tick: Callable[[], None],
+    count: Callable[[], None],
 ) -> JobRuns:
     """Run *job* in alternating pairs numbered *pairs*; one run of each side before does not count.
 
-    *tick* is called after every pair. Raises ``BenchFailed``.
+    *count* is called after every pair. Raises ``BenchFailed``.
     """
     runs = JobRuns(job, work)
     for side in (baseline, kvfs):
@@ -29,19 +29,19 @@ def run_job(
         turns = [(baseline, runs.baseline), (kvfs, runs.kvfs)]
         for side, samples in turns if first_is_baseline(pair_no) else reversed(turns):
             samples.append(side.run(crew, job, work))
-        tick()
+        count()
     return runs
 
 
 def run_jobs(
-    baseline: Side,
-    kvfs: Side,
+    baseline: JobSide,
+    kvfs: JobSide,
     jobs: Sequence[Job],
     effort: Effort,
     pairs: range,
     *,
     start: Callable[[Job], None],
-    tick: Callable[[], None],
+    count: Callable[[], None],
     done: Callable[[JobRuns], None],
 ) -> list[JobRuns]:
     """Run all *jobs* with one crew; the callbacks report progress. Raises ``BenchFailed``."""
@@ -50,6 +50,6 @@ def run_jobs(
     with Crew(threads, max(job.size_bytes for job in jobs)) as crew:
         for job in jobs:
             start(job)
-            results.append(run_job(crew, baseline, kvfs, job, plan_work(job, effort), pairs, tick))
+            results.append(run_job(crew, baseline, kvfs, job, plan_work(job, effort), pairs, count))
             done(results[-1])
     return results

@@ -7,24 +7,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kvfs.bench.crew import Crew, Order
+from kvfs.bench.crew import Crew, WorkOrder
 from kvfs.bench.daemon import Daemon
-from kvfs.bench.jobs import Job, Kind, Mode, Work
+from kvfs.bench.jobs import Job, JobKind, Mode, Work
 from kvfs.bench.results import Sample
 from kvfs.core.errors import UsageError
 
 _DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 _VERBS: Final = {
-    Kind.LOAD: "load",
-    Kind.STORE: "store",
-    Kind.STAT: "stat",
-    Kind.ACCESS: "access",
-    Kind.OPEN: "open_close",
-    Kind.DELETE: "delete",
+    JobKind.LOAD: "load",
+    JobKind.STORE: "store",
+    JobKind.STAT: "stat",
+    JobKind.ACCESS: "access",
+    JobKind.OPEN: "open_close",
+    JobKind.DELETE: "delete",
 }
 
 
-class Side:
+class JobSide:
     """A directory of its own under *root*, removed on leaving; *daemon* serves it, if any."""
 
     def __init__(self, root: str, daemon: Daemon | None) -> None:
@@ -54,7 +54,7 @@ class Side:
         Nothing is kept from run to run. So both sides alternately take their page cache from the
         same free memory; otherwise one side could keep the faster pages for a whole job.
         """
-        one_round = {Kind.STORE: self._store_round, Kind.DELETE: self._delete_round}.get(
+        one_round = {JobKind.STORE: self._store_round, JobKind.DELETE: self._delete_round}.get(
             job.kind, self._warm_round
         )
         rounds = [one_round(crew, job, work) for _ in range(work.rounds)]
@@ -71,14 +71,14 @@ class Side:
         """Store what *job* reads, the way it reads; go over it twice, and time the second pass."""
         orders = self._orders(job, work)
         action = orders[_VERBS[job.kind]]
-        if job.kind is not Kind.ACCESS:
+        if job.kind is not JobKind.ACCESS:
             crew.run(orders["store"])
         self.settle()
         crew.run(action._replace(passes=1))
         if job.mode is Mode.COLD:
             _DROP_CACHES.write_text("1")
         sample = self._timed(crew, action)
-        if job.kind is not Kind.ACCESS:
+        if job.kind is not JobKind.ACCESS:
             crew.run(orders["delete"])
         return sample
 
@@ -95,7 +95,7 @@ class Side:
         self.settle()
         return self._timed(crew, orders["delete"])
 
-    def _timed(self, crew: Crew, order: Order) -> Sample:
+    def _timed(self, crew: Crew, order: WorkOrder) -> Sample:
         if self.daemon is None:
             return Sample(crew.run(order), None)
         before_ns = self.daemon.cpu_ns()
@@ -104,10 +104,10 @@ class Side:
         self.daemon.settle()
         return Sample(wall_s, (self.daemon.cpu_ns() - before_ns) / 1e9)
 
-    def _orders(self, job: Job, work: Work) -> dict[str, Order]:
+    def _orders(self, job: Job, work: Work) -> dict[str, WorkOrder]:
         """Return the orders of one round by verb, with names that were never used before."""
         self._rounds += 1
-        order = Order(
+        order = WorkOrder(
             do="",
             directory=self.directory,
             salt=f"round-{self._rounds}",

@@ -9,7 +9,7 @@ from rich.table import Table
 from kvfs.bench.results import DaemonCost, JobResult
 
 
-class Row(NamedTuple):
+class ResultRow(NamedTuple):
     """One line of the table, as text."""
 
     job: str
@@ -21,11 +21,11 @@ class Row(NamedTuple):
     daemon: str
 
 
-def row_of(result: JobResult) -> Row:
+def row_of(result: JobResult) -> ResultRow:
     """Return the line of *result*."""
     comparison, goal = result.comparison, result.job.goal
     ratio = comparison.ratio
-    return Row(
+    return ResultRow(
         job=result.job.name,
         baseline=f"{_digits(comparison.baseline.median)} {result.unit}",
         kvfs=f"{_digits(comparison.kvfs.median)} {result.unit}",

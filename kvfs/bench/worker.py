@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench import block_client
+from kvfs.core.errors import VerifyFailed
 
 _STAMP_BYTES: Final = 8
 
 
-class Block(NamedTuple):
+class NamedBlock(NamedTuple):
     """A block's two names, and its first and last 8 bytes."""
 
     name: bytes
@@ -33,14 +34,10 @@ class Block(NamedTuple):
 class Task(NamedTuple):
     """One worker's share of a job."""
 
-    blocks: list[Block]
+    blocks: list[NamedBlock]
     passes: int
     size_bytes: int
     flags: int
-
-
-class WrongBytes(Exception):
-    """A load got other bytes, or fewer, than were stored."""
 
 
 def store(task: Task, buffer: mmap.mmap) -> None:
@@ -63,7 +60,7 @@ def load(task: Task, buffer: mmap.mmap) -> None:
                 got_bytes = block_client.load(name, view, task.flags)
                 ends = buffer[:_STAMP_BYTES], buffer[tail:size_bytes]
                 if got_bytes != size_bytes or ends != (stamp, stamp):
-                    raise WrongBytes(f"{name!r} is not what was stored")
+                    raise VerifyFailed(f"{name!r} is not what was stored")
 
 
 def stat(task: Task, _buffer: mmap.mmap) -> None:
@@ -80,7 +77,7 @@ def access(task: Task, _buffer: mmap.mmap) -> None:
     for _ in range(task.passes):
         for name in names:
             if os.access(name, os.F_OK):
-                raise WrongBytes(f"{name!r} exists, but was never stored")
+                raise VerifyFailed(f"{name!r} exists, but was never stored")
 
 
 def open_close(task: Task, _buffer: mmap.mmap) -> None:
@@ -121,7 +118,7 @@ def block_stamp(name: bytes) -> bytes:
 def parse_task(order: dict[str, Any]) -> Task:
     """Return the task of one order line, all names made."""
     names = [block_name(order["salt"], order["first"] + i) for i in range(order["blocks"])]
-    blocks = [Block(name, temporary_name(name), block_stamp(name)) for name in names]
+    blocks = [NamedBlock(name, temporary_name(name), block_stamp(name)) for name in names]
     flags = os.O_DIRECT if order["direct"] else 0
     return Task(blocks, order["passes"], order["size_bytes"], flags)
 
@@ -158,7 +155,7 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 reply = obey(json.loads(line), buffer, gate_fd)
-            except (OSError, WrongBytes) as error:
+            except (OSError, VerifyFailed) as error:
                 reply = {"failed": str(error)}
             _say(reply)
 

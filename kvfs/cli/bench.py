@@ -11,7 +11,7 @@ from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from kvfs.bench.comparison import Outcome, Plan
+    from kvfs.bench.comparison import ComparisonOutcome, ComparisonPlan
     from kvfs.bench.output import Output
     from kvfs.cli.parser import Subparsers
 
@@ -82,7 +82,7 @@ def run_jobs(_: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Find or make both sides, run the jobs, show and write the results."""
-    from kvfs.bench.comparison import Plan, join, split_pairs
+    from kvfs.bench.comparison import ComparisonPlan, join, split_pairs
     from kvfs.bench.jobs import QUICK, Effort, select_jobs
     from kvfs.bench.output import Output
 
@@ -96,7 +96,7 @@ def run_compare(args: argparse.Namespace) -> int:
     with Output(args.json, args.plot) as output:
         output.begin(len(jobs) * args.pairs)
         outcomes = [
-            _one_set_up(args, Plan(jobs, effort, pairs, args.data_path), output)
+            _one_set_up(args, ComparisonPlan(jobs, effort, pairs, args.data_path), output)
             for pairs in split_pairs(args.pairs, args.set_ups if args.self_contained else 1)
         ]
         outcome = join(outcomes)
@@ -104,7 +104,9 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _one_set_up(args: argparse.Namespace, plan: "Plan", output: "Output") -> "Outcome":
+def _one_set_up(
+    args: argparse.Namespace, plan: "ComparisonPlan", output: "Output"
+) -> "ComparisonOutcome":
     """Find or make both sides, and run the plan's pairs."""
     from kvfs.bench.comparison import check_places, compare
     from kvfs.bench.self_made import Places, self_made

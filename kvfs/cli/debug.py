@@ -16,7 +16,7 @@ from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.client.servers import Answer
+    from kvfs.client.servers import ServerAnswer
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answers(mountpoint: str | None) -> list["Answer"]:
+def _answers(mountpoint: str | None) -> list["ServerAnswer"]:
     """Return the answer of the server at *mountpoint*, or of all servers, dead ones included."""
     from kvfs.client.servers import answers_and_dead, mountpoint_behind
     from kvfs.machine.mount_table import resolve_mountpoint

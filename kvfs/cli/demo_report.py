@@ -5,7 +5,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from kvfs.bench.kv_load import KvLoad, Moved, Tally
+from kvfs.bench.kv_load import KvLoad, Moved, ShapeCounts
 
 
 def as_table(load: KvLoad) -> Table:
@@ -59,7 +59,7 @@ def as_json(load: KvLoad) -> dict[str, Any]:
     }
 
 
-def _numbers(tally: Tally) -> dict[str, Any]:
+def _numbers(tally: ShapeCounts) -> dict[str, Any]:
     return {
         "blocks": tally.blocks,
         "hits": tally.hits,

@@ -13,7 +13,7 @@ from kvfs.core.printable import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.client.servers import Answer
+    from kvfs.client.servers import ServerAnswer
     from kvfs.doctor.finding import Report
 
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_servers() -> tuple[list[str], list["Answer"]]:
+def _all_servers() -> tuple[list[str], list["ServerAnswer"]]:
     """Return the mountpoints of the servers that answer, and the answers of the others."""
     from kvfs.client.servers import answers_and_dead
 
@@ -97,7 +97,7 @@ def _all_servers() -> tuple[list[str], list["Answer"]]:
     return answered, [answer for answer in found if answer.error is not None]
 
 
-def _report_of_silent(answer: "Answer") -> "Report | None":
+def _report_of_silent(answer: "ServerAnswer") -> "Report | None":
     """Return a report about a server that does not answer; if none can be made, print why."""
     from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.client.servers import complaint, mountpoint_behind

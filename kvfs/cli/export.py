@@ -14,7 +14,7 @@ from kvfs.core.printable import printable
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
     from kvfs.client.nfs.export import Removed
-    from kvfs.client.nfs.plan import Plan
+    from kvfs.client.nfs.plan import ExportPlan
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_rest(plan: "Plan", commands: tuple[str, ...], before: str) -> None:
+def _show_rest(plan: "ExportPlan", commands: tuple[str, ...], before: str) -> None:
     for remark in plan.remarks:
         print(f"{before}note: {printable(remark)}")
     for command in commands:

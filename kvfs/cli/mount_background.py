@@ -9,7 +9,7 @@ from typing import Final
 
 from kvfs.cli.dead_place import free_place
 from kvfs.cli.progress_bar import progress_bar
-from kvfs.cli.ready_pipe import Outcome, wait_for_outcome
+from kvfs.cli.ready_pipe import StartOutcome, wait_for_outcome
 from kvfs.client.subprocesses import held_back, supervised
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
@@ -22,7 +22,7 @@ _GRACE_S: Final = 10.0
 class StartFailed(CommandError):
     """The server failed to start; the command ends with the same line and exit code."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: StartOutcome) -> None:
         super().__init__(outcome.error)
         self.exit_code = outcome.exit_code  # type: ignore[misc]
 

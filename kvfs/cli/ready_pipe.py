@@ -17,7 +17,7 @@ from kvfs.cli.progress_bar import Progress
 _OUTCOME_MAX_BYTES: Final = 64 * 1024
 
 
-class Outcome(NamedTuple):
+class StartOutcome(NamedTuple):
     """What the server reported; *error* is empty if it serves."""
 
     error: str
@@ -63,7 +63,7 @@ class ReadyPipe:
             self._fd = -1
 
 
-def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> Outcome | None:
+def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> StartOutcome | None:
     """Return the server's report from *fd*; None if it ended without one.
 
     Raises TimeoutError if it reports nothing for *wait_s*, not even progress.
@@ -75,7 +75,7 @@ def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> Outcome | No
         if end:
             message, received = json.loads(line), rest
             if "done" not in message:
-                return Outcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
+                return StartOutcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
             progress(int(message["done"]), int(message["of"]))
             deadline_s = time.monotonic() + wait_s
             continue

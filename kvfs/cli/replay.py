@@ -17,8 +17,8 @@ from kvfs.core.types import PAGE_BYTES
 if TYPE_CHECKING:
     from kvfs.bench.output import Screen
     from kvfs.bench.replay.first_token import Model
-    from kvfs.bench.replay.report import Facts, Round
-    from kvfs.bench.replay.run import Plan
+    from kvfs.bench.replay.report import Round, TraceFacts
+    from kvfs.bench.replay.run import ReplayPlan
     from kvfs.bench.replay.script import Habits
     from kvfs.bench.replay.sides import Sides
     from kvfs.cli.parser import Subparsers
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from kvfs.bench.comparison import machine_facts
     from kvfs.bench.output import Screen
     from kvfs.bench.replay.report import build_report, facts_of
-    from kvfs.bench.replay.run import Plan
+    from kvfs.bench.replay.run import ReplayPlan
     from kvfs.bench.replay.trace import read_trace
 
     habits, model = _habits(args), _model(args)
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         requests = read_trace(args.trace, args.requests)
         facts = facts_of(requests, model)
         flags = os.O_DIRECT if args.direct else 0
-        plan = Plan(requests, 0, args.clients, speed, flags, model)
+        plan = ReplayPlan(requests, 0, args.clients, speed, flags, model)
         setting = {
             "machine": machine_facts(),
             "clients": args.clients,
@@ -231,8 +231,8 @@ def _check_room(room_bytes: int, block_bytes: int, where: str) -> None:
 
 def _rounds(
     args: argparse.Namespace,
-    plan: "Plan",
-    facts: "Facts",
+    plan: "ReplayPlan",
+    facts: "TraceFacts",
     habits: "list[Habits]",
     screen: "Screen",
 ) -> "list[Round]":
@@ -248,7 +248,7 @@ def _rounds(
             sides, block_bytes = enter(args, percent * facts.blocks / 100, habits, screen, stack)
             share = 100 * sides.room_bytes / block_bytes / facts.blocks
             screen.begin(len(plan.requests) * len(sides.sides), f"{share:.3g} %")
-            results = replay(sides, plan._replace(block_bytes=block_bytes), screen.tick)
+            results = replay(sides, plan._replace(block_bytes=block_bytes), screen.count)
             rounds.append(Round(share, block_bytes, sides.room_bytes, results))
             screen.show_table(round_table(rounds[-1], facts))
     return rounds

@@ -43,7 +43,7 @@ _ASKED_MAX: Final = 32
 _WHY_MAX_CHARACTERS: Final = 500
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """The status of one server, or why there is none."""
 
     path: str
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     error: CommandError | None
 
 
-def answers(first: str = "") -> Iterator[Answer]:
+def answers(first: str = "") -> Iterator[ServerAnswer]:
     """Yield the answer of each server; the socket *first* is asked first, all others at once.
 
     So several servers that hang delay the caller no longer than one does.
@@ -67,22 +67,22 @@ def answers(first: str = "") -> Iterator[Answer]:
         yield from asking.map(_answer_at, paths)
 
 
-def _answer_at(path: str) -> Answer:
+def _answer_at(path: str) -> ServerAnswer:
     try:
         try:
             status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
         except HungUp:  # it was killed just now: ask its successor
             status = ask(path, "status", timeout_s=_ANSWER_WAIT_S)
     except CommandError as error:
-        return Answer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
-    return Answer(path, status, None)
+        return ServerAnswer(path, {}, _gone(path) if was_killed(peer_pid(path)) else error)
+    return ServerAnswer(path, status, None)
 
 
 def _gone(path: str) -> ServerGone:
     return ServerGone(f"the server of {path} was killed")
 
 
-def answers_and_dead() -> list[Answer]:
+def answers_and_dead() -> list[ServerAnswer]:
     """Return the answer of each server, and an error for each dead mount without a socket.
 
     Waits up to 5 s for servers that are about to take over.
@@ -106,16 +106,16 @@ def answers_and_dead() -> list[Answer]:
         if mount.device not in devices:
             error = _without_socket(mount.mountpoint)
             if is_told or isinstance(error, ServerGone):
-                found.append(Answer(socket_path(name_of(mount.mountpoint)), {}, error))
+                found.append(ServerAnswer(socket_path(name_of(mount.mountpoint)), {}, error))
         devices.add(mount.device)
     return found
 
 
-def _is_gone(answer: Answer) -> bool:
+def _is_gone(answer: ServerAnswer) -> bool:
     return isinstance(answer.error, ServerGone)
 
 
-def _left_alone(found: Sequence[Answer]) -> list[str]:
+def _left_alone(found: Sequence[ServerAnswer]) -> list[str]:
     """Return the mounts without a server for which another one may come."""
     served = {answer.status.get("mountpoint", "") for answer in found}
     hanging = {mountpoint_behind(answer.path) for answer in found if not _is_gone(answer)}
@@ -123,7 +123,7 @@ def _left_alone(found: Sequence[Answer]) -> list[str]:
     return [mountpoint for mountpoint in sorted(there) if not has_ended(mountpoint)]
 
 
-def _corrected(answer: Answer, alive: Sequence[str]) -> Answer:
+def _corrected(answer: ServerAnswer, alive: Sequence[str]) -> ServerAnswer:
     """Return *answer*; if it calls a mount dead that is *alive*, with another error."""
     mountpoint = mountpoint_behind(answer.path)
     if not _is_gone(answer) or (mountpoint and mountpoint not in alive):
@@ -156,7 +156,7 @@ def _kvfs_mounts() -> list[Mount]:
     return [mount for mount in mounts() if mount.fs_type == FS_TYPE]
 
 
-def answer_of(mountpoint: str) -> Answer | None:
+def answer_of(mountpoint: str) -> ServerAnswer | None:
     """Return the answer of the server at the resolved path *mountpoint*; None if there is none.
 
     A server whose name was not made from the mountpoint is found by its status.
@@ -213,7 +213,7 @@ def mountpoint_behind(path: str) -> str:
     return ""
 
 
-def complaint(answer: Answer) -> str:
+def complaint(answer: ServerAnswer) -> str:
     """Return why there is no status and, if the server is dead, what to do."""
     if not _is_gone(answer):
         return str(answer.error)
@@ -228,7 +228,7 @@ def _dead(mountpoint: str) -> str:
     return f"the server of {mountpoint} is dead{why}; `kvfs umount {mountpoint}` clears the mount"
 
 
-def _stale_note(answer: Answer | None) -> str:
+def _stale_note(answer: ServerAnswer | None) -> str:
     if answer is None or not _is_gone(answer):
         return ""
     return f" ({answer.error})"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Final, NamedTuple
 
 import kvfs
-from kvfs.client.servers import Answer
+from kvfs.client.servers import ServerAnswer
 from kvfs.client.subprocesses import program_again
 from kvfs.core.hidden_names import HiddenNames
 from kvfs.core.mount_name import config_path, log_path
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     make: Callable[[], str]
 
 
-def parts_of(answers: list[Answer]) -> list[Part]:
+def parts_of(answers: list[ServerAnswer]) -> list[Part]:
     """Return the parts about the machine, and about the server behind each of *answers*."""
     parts = [
         Part("versions.txt", _versions),
@@ -56,7 +56,7 @@ def parts_of(answers: list[Answer]) -> list[Part]:
     return parts
 
 
-def _of_server(answer: Answer) -> Iterator[Part]:
+def _of_server(answer: ServerAnswer) -> Iterator[Part]:
     name = os.path.basename(answer.path).rpartition(".")[0]
     status = answer.status
     why = str(answer.error) if answer.error is not None else ""

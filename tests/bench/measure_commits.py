@@ -19,7 +19,7 @@ from kvfs.bench.jobs import Effort, default_jobs, select_jobs
 from kvfs.bench.pairs import run_jobs
 from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import check_room, fill_holes, folders, loop_device, torn_down, unmount
-from kvfs.bench.sides import Side
+from kvfs.bench.sides import JobSide
 from kvfs.bench.stats import spread
 
 NEW: Final = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def kvfs(tree: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def side_of(stack: ExitStack, tree: Path, device: str, mountpoint: Path) -> Side:
+def side_of(stack: ExitStack, tree: Path, device: str, mountpoint: Path) -> JobSide:
     """Mount *device* with the code of *tree*."""
     mountpoint.mkdir()
     stack.callback(unmount, str(mountpoint))
@@ -50,10 +50,10 @@ def side_of(stack: ExitStack, tree: Path, device: str, mountpoint: Path) -> Side
     kvfs(tree, "mount", "--data-path=passthrough", "--log-file", str(log), device, str(mountpoint))
     stack.callback(kvfs, tree, "umount", str(mountpoint))
     status = json.loads(kvfs(tree, "status", str(mountpoint), "--json"))
-    return stack.enter_context(Side(str(mountpoint), Daemon(int(status["server_pid"]))))
+    return stack.enter_context(JobSide(str(mountpoint), Daemon(int(status["server_pid"]))))
 
 
-def both_sides(stack: ExitStack, old: Path) -> list[tuple[Side, Path]]:
+def both_sides(stack: ExitStack, old: Path) -> list[tuple[JobSide, Path]]:
     """Serve a pool by *old* and one by this tree; return each with its mountpoint, *old* first."""
     check_room(2 * DEVICE_BYTES, BACKING)
     images, points = folders(stack, BACKING)
@@ -107,7 +107,7 @@ def measure(old: Path, pairs: int, patterns: list[str]) -> dict[str, Any]:
             Effort(data_bytes=512 << 20, load_bytes=2 << 30),
             range(pairs),
             start=lambda _: None,
-            tick=lambda: None,
+            count=lambda: None,
             done=show,
         )
         memory = [

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kvfs
-from kvfs.bench.crew import Crew, Order, wall_s
+from kvfs.bench.crew import Crew, WorkOrder, wall_s
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
 from kvfs.bench.self_made import (
     check_room,
@@ -84,10 +84,10 @@ class Side:
         self.rounds: list[Round] = []
         self._stored = 0
 
-    def order(self, load: Load) -> Order:
+    def order(self, load: Load) -> WorkOrder:
         """Return the stores of the next round, under names never used before."""
         self._stored += 1
-        return Order(
+        return WorkOrder(
             do="store_full",
             directory=self.directory,
             salt=f"{self.name}-{self._stored}",

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import Daemon
 from kvfs.bench.self_made import torn_down
-from kvfs.bench.sides import Side
+from kvfs.bench.sides import JobSide
 from kvfs.bench.stats import Spread, spread
 from tests.bench.measure_commits import both_sides
 
@@ -129,7 +129,7 @@ def measure(old: Path, rounds: int, bound: float) -> dict[str, Any]:
     }
 
 
-def served(side: Side, mountpoint: Path) -> Server:
+def served(side: JobSide, mountpoint: Path) -> Server:
     """Return what is measured of *side*."""
     assert side.daemon is not None
     return Server(side.daemon, mountpoint)

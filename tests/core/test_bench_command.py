@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.bench import daemon
-from kvfs.bench.crew import Crew, Order
+from kvfs.bench.crew import Crew, WorkOrder
 from kvfs.bench.self_made import fill_holes
 from kvfs.cli.main import main
 from kvfs.core.errors import BenchFailed, UsageError
@@ -196,9 +196,9 @@ def test_workers_run_no_code_of_the_directory_that_the_bench_is_called_in(
         assert crew.run(order(tmp_path, "access", threads=1)) > 0
 
 
-def order(directory: Path, do: str, threads: int = 2) -> Order:
+def order(directory: Path, do: str, threads: int = 2) -> WorkOrder:
     """Four blocks of 64 KiB."""
-    return Order(do, str(directory), "salt", blocks=4, size_bytes=64 * KIB, threads=threads)
+    return WorkOrder(do, str(directory), "salt", blocks=4, size_bytes=64 * KIB, threads=threads)
 
 
 def test_a_crew_shares_the_blocks_out_and_leaves_whole_ones(tmp_path: Path, crew: Crew) -> None:

@@ -2,19 +2,19 @@
 
 import pytest
 
-from kvfs.bench.comparison import Outcome, join, split_pairs
-from kvfs.bench.jobs import Job, Kind, Work
+from kvfs.bench.comparison import ComparisonOutcome, join, split_pairs
+from kvfs.bench.jobs import Job, JobKind, Work
 from kvfs.bench.results import JobRuns, Sample
 
-JOB = Job(Kind.STAT, 1)
+JOB = Job(JobKind.STAT, 1)
 WORK = Work(8, 1, 1)
 
 
-def outcome(wall_s: float, rss_anon_bytes: int | None) -> Outcome:
+def outcome(wall_s: float, rss_anon_bytes: int | None) -> ComparisonOutcome:
     """One set-up that ran one pair of one job."""
     runs = JobRuns(JOB, WORK, [Sample(wall_s, None)], [Sample(wall_s * 2, 0.5)])
     setting = {"pairs": 1, "rss_anon_bytes": rss_anon_bytes, "elapsed_s": 1.25, "kvfs": "x"}
-    return Outcome([runs], setting)
+    return ComparisonOutcome([runs], setting)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from kvfs.bench.jobs import (
     THREADS,
     Effort,
     Job,
-    Kind,
+    JobKind,
     Mode,
     all_jobs,
     default_jobs,
@@ -44,7 +44,7 @@ def test_the_default_run_holds_every_goal() -> None:
 
 def test_everything_covers_sizes_threads_and_modes() -> None:
     jobs = all_jobs()
-    for kind in (Kind.LOAD, Kind.STORE):
+    for kind in (JobKind.LOAD, JobKind.STORE):
         buffered = {
             (j.size_bytes, j.threads) for j in jobs if (j.kind, j.mode) == (kind, "buffered")
         }
@@ -88,19 +88,19 @@ def test_no_run_holds_more_than_the_data_set(job: Job) -> None:
 
 
 def test_a_tiny_data_set_still_gives_every_thread_a_block() -> None:
-    work = plan_work(Job(Kind.STORE, 8, 32 * MIB), Effort(data_bytes=MIB))
+    work = plan_work(Job(JobKind.STORE, 8, 32 * MIB), Effort(data_bytes=MIB))
     assert (work.blocks_per_thread, work.passes) == (1, 1)
 
 
 def test_a_load_goes_over_its_blocks_until_its_bytes_are_moved() -> None:
     effort = Effort(data_bytes=64 * MIB, load_bytes=256 * MIB)
-    work = plan_work(Job(Kind.LOAD, 2, 4 * MIB), effort)
+    work = plan_work(Job(JobKind.LOAD, 2, 4 * MIB), effort)
     assert (work.blocks_per_thread, work.passes) == (8, 4)
     assert work.operations(2) * 4 * MIB == effort.load_bytes
 
 
 def test_a_cold_load_reads_each_block_once() -> None:
-    assert plan_work(Job(Kind.LOAD, 2, 4 * MIB, Mode.COLD), Effort()).passes == 1
+    assert plan_work(Job(JobKind.LOAD, 2, 4 * MIB, Mode.COLD), Effort()).passes == 1
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kvfs.bench.jobs import Job, Kind, Mode, Work
+from kvfs.bench.jobs import Job, JobKind, Mode, Work
 from kvfs.bench.plot import plot
 from kvfs.bench.report import build_report
 from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
 from kvfs.bench.table import row_of
 from kvfs.core.sizes import MIB
 
-STORE = Job(Kind.STORE, 2, 4 * MIB, Mode.BUFFERED)
-LOAD = Job(Kind.LOAD, 2, 32 * MIB, Mode.BUFFERED)
+STORE = Job(JobKind.STORE, 2, 4 * MIB, Mode.BUFFERED)
+LOAD = Job(JobKind.LOAD, 2, 32 * MIB, Mode.BUFFERED)
 SETTING = {"baseline": {"fs_type": "xfs"}, "pairs": 2}
 
 
@@ -38,7 +38,7 @@ def test_bytes_are_counted_in_gigabytes_a_second() -> None:
 
 
 def test_lookups_are_counted_in_thousand_calls_a_second() -> None:
-    found = result_of(Job(Kind.STAT, 1), 0.001, 0.001, None)
+    found = result_of(Job(JobKind.STAT, 1), 0.001, 0.001, None)
     assert found.unit == "K/s"
     assert found.comparison.kvfs.median == pytest.approx(100.0)
 
@@ -53,7 +53,7 @@ def test_the_servers_time_is_per_operation_and_per_gigabyte() -> None:
 def test_a_goal_is_met_by_the_median() -> None:
     assert result_of(STORE, 0.45, 1.0, None).met is True
     assert result_of(STORE, 0.44, 1.0, None).met is False
-    assert result_of(Job(Kind.DELETE, 1, 4 * MIB), 1.0, 1.0, None).met is None
+    assert result_of(Job(JobKind.DELETE, 1, 4 * MIB), 1.0, 1.0, None).met is None
 
 
 def test_costs_come_from_the_jobs_that_show_them() -> None:

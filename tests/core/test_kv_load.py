@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvfs.bench.kv_content import Content, aligned_buffer, first_difference
+from kvfs.bench.kv_content import KvContent, aligned_buffer, first_difference
 from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved, Span
-from kvfs.bench.kv_shapes import SHAPES, Block, Layout, Shape, absent_blocks, name_block
+from kvfs.bench.kv_shapes import SHAPES, KvBlock, KvShape, Layout, absent_blocks, name_block
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES
 from tests.support.mounts.mounting import workplace
@@ -31,7 +31,7 @@ def root(memory_root: Path, request: pytest.FixtureRequest) -> Path:
     return directory
 
 
-def stored_load(root: Path) -> tuple[KvLoad, list[Block]]:
+def stored_load(root: Path) -> tuple[KvLoad, list[KvBlock]]:
     load = KvLoad(root, total_bytes=SMALL_BYTES, progress=print)
     load.store()
     return load, list(load.blocks)
@@ -81,7 +81,7 @@ def test_what_is_there_is_not_stored_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.title)
-def test_one_wrong_byte_is_named_with_file_and_offset(root: Path, shape: Shape) -> None:
+def test_one_wrong_byte_is_named_with_file_and_offset(root: Path, shape: KvShape) -> None:
     load, blocks = stored_load(root)
     victim = next(block for block in blocks if block.shape == shape)
     offset_bytes = victim.shape.size_bytes - 1
@@ -123,10 +123,10 @@ def test_a_yes_for_what_was_never_stored_is_an_error(root: Path) -> None:
 
 def test_content_differs_between_blocks_and_seeds() -> None:
     room = aligned_buffer(PAGE_BYTES)
-    first = Content(0, PAGE_BYTES).fill(1, room, 100).copy()
-    assert not np.array_equal(first, Content(0, PAGE_BYTES).fill(2, room, 100))
-    assert not np.array_equal(first, Content(1, PAGE_BYTES).fill(1, room, 100))
-    assert np.array_equal(first, Content(0, PAGE_BYTES).fill(1, room, 100))
+    first = KvContent(0, PAGE_BYTES).fill(1, room, 100).copy()
+    assert not np.array_equal(first, KvContent(0, PAGE_BYTES).fill(2, room, 100))
+    assert not np.array_equal(first, KvContent(1, PAGE_BYTES).fill(1, room, 100))
+    assert np.array_equal(first, KvContent(0, PAGE_BYTES).fill(1, room, 100))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_first_difference(expected: bytes, found: bytes, offset_bytes: int |
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.title)
-def test_names_are_legal_and_distinct(shape: Shape) -> None:
+def test_names_are_legal_and_distinct(shape: KvShape) -> None:
     blocks = [name_block(found, str(n)) for found in SHAPES if found == shape for n in range(50)]
     parts = [part for block in blocks for part in f"{block.path}/{block.draft}".split("/")]
     assert max(len(part.encode()) for part in parts) <= NAME_MAX_BYTES

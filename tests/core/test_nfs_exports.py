@@ -26,7 +26,7 @@ from kvfs.client.nfs.ganesha_config import (
     includes,
     parse,
 )
-from kvfs.client.nfs.plan import CLIENT_OPTIONS, Plan, client_of
+from kvfs.client.nfs.plan import CLIENT_OPTIONS, ExportPlan, client_of
 from kvfs.client.nfs.squash import ALL, KINDS, NOBODY_ID, NONE, ROOT, Root, Squash, fitting
 from kvfs.core.errors import UsageError
 from tests.support.mounts.mounting import ROOT as PROJECT
@@ -159,7 +159,7 @@ def test_a_block_asks_for_ports_of_root_and_for_nothing_that_a_build_may_lack() 
 
 
 def test_a_client_is_told_how_to_mount_it() -> None:
-    plan = Plan("/kv of\tmine", "nfsd", "/file", "", True, False, ())
+    plan = ExportPlan("/kv of\tmine", "nfsd", "/file", "", True, False, ())
     host = os.uname().nodename
     command = shlex.split(plan.client_mount)
     assert command[:4] == ["mount", "-t", "nfs", "-o"]

@@ -39,8 +39,8 @@ def test_the_oldest_go_first_and_no_more_than_must(
 ) -> None:
     for name, (atime_s, mtime_s) in {"a": (1, 3), "b": (2, 2), "deep/c": (3, 1)}.items():
         old(tmp_path / name, atime_s, mtime_s)
-    assert cleaner.look(str(tmp_path), 1, 0.95, 0.7, by) == 0
-    assert cleaner.look(str(tmp_path), 1, 0.8, 0.7, by) == 1
+    assert cleaner.clean_if_full(str(tmp_path), 1, 0.95, 0.7, by) == 0
+    assert cleaner.clean_if_full(str(tmp_path), 1, 0.8, 0.7, by) == 1
     assert left(tmp_path) == stay
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.bench.replay.device_writes import written_bytes
-from kvfs.bench.replay.driver import Served, Tally
+from kvfs.bench.replay.driver import ReplayCounts, ServedPrompt
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.report import Round, build_report, facts_of, round_table
 from kvfs.bench.replay.run import Percentiles, SideResult, percentiles
@@ -73,7 +73,7 @@ def test_the_facts_of_a_trace_without_reuse() -> None:
 
 
 def test_table_and_report_say_what_was_counted() -> None:
-    tally = Tally(asked=8, hits=2, stored=5, refused=1, prompts=[Served(5, 2, 3)])
+    tally = ReplayCounts(asked=8, hits=2, stored=5, refused=1, prompts=[ServedPrompt(5, 2, 3)])
     times = Percentiles(0.001, 0.002, 0.0015)
     side = SideResult("XFS, cleaned every 1 s", tally, times, times, times, None, 1, 2, 3, 4)
     written = side._replace(name="kvfs, lru", written_bytes=5_000_000_000)

@@ -57,7 +57,7 @@ def clean(directory: str, room_bytes: int, low: float, by: str) -> int:
     return deleted
 
 
-def look(directory: str, room_bytes: int, high: float, low: float, by: str) -> int:
+def clean_if_full(directory: str, room_bytes: int, high: float, low: float, by: str) -> int:
     """Clean if more than *high* is taken; return how many files went."""
     return clean(directory, room_bytes, low, by) if taken(directory, room_bytes) > high else 0
 
@@ -67,12 +67,12 @@ def main() -> None:
     directory, room_bytes, high, low, by, look_s = sys.argv[1:]
     where = directory, int(room_bytes), float(high), float(low), by
     while look_s != "-":
-        look(*where)
+        clean_if_full(*where)
         time.sleep(float(look_s))
     for _ in sys.stdin:
         try:
             reply: dict[str, object] = {
-                "deleted": look(*where),
+                "deleted": clean_if_full(*where),
                 "cpu_ns": time.process_time_ns(),
             }
         except OSError as error:

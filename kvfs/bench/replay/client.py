@@ -14,17 +14,13 @@ import time
 from typing import Any, Final
 
 from kvfs.bench import block_client
-from kvfs.bench.kv_content import Content, aligned_buffer, first_difference
+from kvfs.bench.kv_content import KvContent, aligned_buffer, first_difference
 from kvfs.bench.worker import block_name
-from kvfs.core.errors import NO_SPACE
+from kvfs.core.errors import NO_SPACE, VerifyFailed
 from kvfs.core.types import PAGE_BYTES
 
 #: All clients of all runs make the same content, so each block proves itself.
 _SEED: Final = 20250224
-
-
-class WrongBytes(Exception):
-    """A load got other bytes, or fewer, than were stored."""
 
 
 class Meter:
@@ -51,14 +47,14 @@ class Client:
     def __init__(self, block_bytes: int, flags: int) -> None:
         self._flags = flags
         self._block_bytes = block_bytes
-        self._content = Content(_SEED, block_bytes)
+        self._content = KvContent(_SEED, block_bytes)
         self._expected = aligned_buffer(block_bytes)
         self._found = aligned_buffer(block_bytes + PAGE_BYTES)  # longer, to notice surplus bytes
 
     def serve(self, directory: str, blocks: list[int]) -> dict[str, Any]:
         """Look up, load and store the *blocks* of one prompt in *directory*; return what happened.
 
-        Raises WrongBytes, and OSError for anything but a miss and a store without space.
+        Raises VerifyFailed, and OSError for anything but a miss and a store without space.
         """
         meter = Meter()
         paths = [os.fsencode(directory) + b"/" + block_name("replay", each) for each in blocks]
@@ -111,7 +107,7 @@ class Client:
         expected = self._content.fill(block, self._expected, self._block_bytes)
         offset_bytes = first_difference(expected, self._found[:got_bytes])
         if offset_bytes is not None:
-            raise WrongBytes(f"{os.fsdecode(path)}: not what was stored at offset {offset_bytes}")
+            raise VerifyFailed(f"{os.fsdecode(path)}: not what was stored at offset {offset_bytes}")
         return load_ns
 
     def _store(self, path: bytes, block: int, meter: Meter) -> int | None:
@@ -137,7 +133,7 @@ def main() -> None:
         order = json.loads(line)
         try:
             reply = client.serve(order["directory"], order["blocks"])
-        except WrongBytes as error:
+        except VerifyFailed as error:
             reply = {"wrong": str(error)}
         except OSError as error:
             code = errno.errorcode.get(error.errno or 0, "?")

@@ -18,7 +18,7 @@ from kvfs.bench.replay.trace import Request
 _CLIENT = "kvfs.bench.replay.client"
 
 
-class Served(NamedTuple):
+class ServedPrompt(NamedTuple):
     """One prompt that was served, with what its time to the first token follows from.
 
     *waited_ns* is the time in lookups and loads before the model could begin.
@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
 
 @dataclass
-class Tally:
+class ReplayCounts:
     """What happened to the blocks of all prompts so far; times of system calls in ns."""
 
     #: Blocks asked for.
@@ -46,7 +46,7 @@ class Tally:
     lost: int = 0
     loads_ns: list[int] = field(default_factory=list)
     stores_ns: list[int] = field(default_factory=list)
-    prompts: list[Served] = field(default_factory=list)
+    prompts: list[ServedPrompt] = field(default_factory=list)
     #: CPU time of the clients in system calls, without making and checking contents.
     clients_cpu_ns: int = 0
 
@@ -62,7 +62,7 @@ class Tally:
         self.stores_ns += reply["stores_ns"]
         self.clients_cpu_ns += reply["cpu_ns"]
         waited_ns = reply["lookups_ns"] + sum(reply["loads_ns"])
-        self.prompts.append(Served(request.tokens, reply["hits"], waited_ns))
+        self.prompts.append(ServedPrompt(request.tokens, reply["hits"], waited_ns))
 
     @property
     def hit_rate(self) -> float:
@@ -80,7 +80,7 @@ class Driver:
         self, directory: str, block_bytes: int, *, clients: int = 1, flags: int = 0
     ) -> None:
         self.directory = directory
-        self.tally = Tally()
+        self.tally = ReplayCounts()
         self._workers = Workers(clients, _CLIENT, str(block_bytes), str(flags))
 
     def __enter__(self) -> Self:

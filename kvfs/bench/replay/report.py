@@ -15,7 +15,7 @@ from kvfs.core.sizes import format_size
 REPORT_FORMAT: Final = 1
 
 
-class Facts(NamedTuple):
+class TraceFacts(NamedTuple):
     """What the trace itself says: its size, and what no cache could do better or worse."""
 
     requests: int
@@ -36,7 +36,7 @@ class Round(NamedTuple):
     sides: list[SideResult]
 
 
-def facts_of(requests: Sequence[Request], model: Model) -> Facts:
+def facts_of(requests: Sequence[Request], model: Model) -> TraceFacts:
     """Return what follows from *requests* alone, by *model*."""
     seen: set[int] = set()
     found = 0
@@ -46,7 +46,7 @@ def facts_of(requests: Sequence[Request], model: Model) -> Facts:
         )
         seen.update(request.blocks)
     accesses = sum(len(request.blocks) for request in requests)
-    return Facts(
+    return TraceFacts(
         requests=len(requests),
         blocks=footprint(requests),
         accesses=accesses,
@@ -55,7 +55,7 @@ def facts_of(requests: Sequence[Request], model: Model) -> Facts:
     )
 
 
-def round_table(each: Round, facts: Facts) -> Table:
+def round_table(each: Round, facts: TraceFacts) -> Table:
     """Return a table with two lines for each side, and one for a machine without a cache."""
     table = Table(
         title=f"{each.share:.3g} % of {facts.blocks:,} blocks of {format_size(each.block_bytes)}: "
@@ -99,7 +99,7 @@ def _both(times_s: Percentiles) -> str:
 
 
 def build_report(
-    rounds: Sequence[Round], facts: Facts, model: Model, setting: dict[str, Any]
+    rounds: Sequence[Round], facts: TraceFacts, model: Model, setting: dict[str, Any]
 ) -> dict[str, Any]:
     """Return everything measured; *setting* says where and how."""
     return {

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from kvfs.bench.replay.device_writes import written_bytes
-from kvfs.bench.replay.driver import Driver, Tally
+from kvfs.bench.replay.driver import Driver, ReplayCounts
 from kvfs.bench.replay.first_token import Model
-from kvfs.bench.replay.sides import Side, Sides
+from kvfs.bench.replay.sides import ReplaySide, Sides
 from kvfs.bench.replay.trace import Request
 
 #: How many prompts a side serves before the next one has its turn: so whatever else the machine
@@ -17,7 +17,7 @@ from kvfs.bench.replay.trace import Request
 _TURN: Final = 200
 
 
-class Plan(NamedTuple):
+class ReplayPlan(NamedTuple):
     """How the trace is replayed; *speed* is seconds of the trace a second, None: without waiting.
 
     *flags* are added to every open(2).
@@ -43,7 +43,7 @@ class SideResult(NamedTuple):
     """What one side did; times in seconds, and CPU time of the server or the cleaner."""
 
     name: str
-    tally: Tally
+    tally: ReplayCounts
     load_s: Percentiles
     store_s: Percentiles
     first_token_s: Percentiles
@@ -65,7 +65,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     )
 
 
-def replay(sides: Sides, plan: Plan, served: Callable[[int], None]) -> list[SideResult]:
+def replay(sides: Sides, plan: ReplayPlan, served: Callable[[int], None]) -> list[SideResult]:
     """Serve the whole trace on each side; *served* gets the number of prompts just served.
 
     Raises ``VerifyFailed`` for a wrong byte and ``BenchFailed`` if a system call fails.
@@ -97,7 +97,7 @@ def replay(sides: Sides, plan: Plan, served: Callable[[int], None]) -> list[Side
         ]
 
 
-def _serve(side: Side, driver: Driver, turn: Sequence[Request], speed: float | None) -> None:
+def _serve(side: ReplaySide, driver: Driver, turn: Sequence[Request], speed: float | None) -> None:
     if side.script is None:
         driver.run(turn, speed=speed)
     else:
@@ -106,7 +106,12 @@ def _serve(side: Side, driver: Driver, turn: Sequence[Request], speed: float | N
 
 
 def _result(
-    side: Side, tally: Tally, plan: Plan, before: int | None, cpu_ns: int, elapsed_s: float
+    side: ReplaySide,
+    tally: ReplayCounts,
+    plan: ReplayPlan,
+    before: int | None,
+    cpu_ns: int,
+    elapsed_s: float,
 ) -> SideResult:
     after = written_bytes(side.device)
     if side.daemon is not None:

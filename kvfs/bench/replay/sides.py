@@ -30,7 +30,7 @@ _DEVICE_EXTRA_BYTES: Final = 320 * MIB
 _DEVICE_SHARE: Final = 1.06
 
 
-class Side(NamedTuple):
+class ReplaySide(NamedTuple):
     """Where prompts are served; *device* is a path on the device that is written to."""
 
     name: str
@@ -43,7 +43,7 @@ class Side(NamedTuple):
 class Sides(NamedTuple):
     """All sides, and the room for blocks that each has."""
 
-    sides: list[Side]
+    sides: list[ReplaySide]
     room_bytes: int
 
 
@@ -95,7 +95,7 @@ def self_made(
             stack.enter_context(_ballast(point, plan.room_bytes))
             directory = _new(f"{point}/blocks")
             script = stack.enter_context(Script(directory, plan.room_bytes, each, waits=waits))
-            sides.append(Side(name, directory, device, None, script))
+            sides.append(ReplaySide(name, directory, device, None, script))
         yield Sides(sides, plan.room_bytes)
 
 
@@ -136,13 +136,13 @@ def on_mounts(mount: str, baseline: str, habits: Habits, *, waits: bool) -> Iter
         yield Sides(
             [
                 _kvfs_side("kvfs", found.mountpoint, directories[0], room_bytes),
-                Side(_name(fs_type, habits), directories[1], directories[1], None, script),
+                ReplaySide(_name(fs_type, habits), directories[1], directories[1], None, script),
             ],
             room_bytes,
         )
 
 
-def _kvfs_side(name: str, mountpoint: str, directory: str, room_bytes: int) -> Side:
+def _kvfs_side(name: str, mountpoint: str, directory: str, room_bytes: int) -> ReplaySide:
     status: dict[str, Any] = mount_status(mountpoint)
     if int(status["usable_bytes"]) < room_bytes:
         raise BenchFailed(
@@ -150,7 +150,7 @@ def _kvfs_side(name: str, mountpoint: str, directory: str, room_bytes: int) -> S
             f"{format_size(room_bytes)}"
         )
     daemon = Daemon(int(status["server_pid"]))
-    return Side(name, directory, str(status["source"]), daemon, None)
+    return ReplaySide(name, directory, str(status["source"]), daemon, None)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from kvfs.client.nfs.exports import own_fsid
 from kvfs.client.nfs.ganesha import CONFIG, ganeshas, read_configuration, reload_of
 from kvfs.client.nfs.nfsd import EXPORTS_DIRECTORY
 from kvfs.client.nfs.own_file import own_text, remove_own, write_own
-from kvfs.client.nfs.plan import GANESHA, NFSD, Plan, Wanted, client_of, plan_nfsd
+from kvfs.client.nfs.plan import GANESHA, NFSD, ExportPlan, WantedExport, client_of, plan_nfsd
 from kvfs.client.nfs.plan_ganesha import choose_server, plan_ganesha
 from kvfs.client.nfs.squash import Root, fitting
 from kvfs.client.servers import status_of
@@ -29,7 +29,7 @@ class Removed(NamedTuple):
     next: tuple[str, ...]
 
 
-def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: str) -> Plan:
+def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: str) -> ExportPlan:
     """Return how the mount at *path* is to be exported to *clients*.
 
     *server*, the *kind* of squash and Ganesha's *config* may be empty, and are then chosen by what
@@ -47,7 +47,7 @@ def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: s
             f"--squash {kind}: only root may write to {path}, so nobody could store; mount it with "
             "-o uid=1000, or use --squash none"
         )
-    wanted = Wanted(
+    wanted = WantedExport(
         resolve_mountpoint(path),
         own_fsid(str(status["uuid"]), str(status["source"])),
         tuple(dict.fromkeys(client_of(one) for one in clients)),
@@ -59,7 +59,7 @@ def plan_of(path: str, clients: Sequence[str], server: str, kind: str, config: s
     return plan_nfsd(wanted)
 
 
-def write(plan: Plan) -> bool:
+def write(plan: ExportPlan) -> bool:
     """Write the file of *plan*; return if it changed. Raises ConfigForeign, ConfigUnwritable."""
     if plan.taken_by:
         raise ConfigForeign(

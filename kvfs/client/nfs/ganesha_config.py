@@ -33,12 +33,12 @@ _NAMES: Final = {ROOT: "Root_Squash", ALL: "All_Squash", NONE: "No_Root_Squash"}
 _EXPORT_ID_MAX: Final = 65_535
 
 
-class Block(NamedTuple):
+class ConfigBlock(NamedTuple):
     """``NAME { NAME = VALUE, VALUE; ... NAME { ... } }``; names are in lower case."""
 
     name: str
     values: Mapping[str, tuple[str, ...]]
-    blocks: "tuple[Block, ...]"
+    blocks: "tuple[ConfigBlock, ...]"
 
     def text_of(self, name: str, default: str = "") -> str:
         """Return what *name* is set to, without what follows a comma."""
@@ -89,7 +89,7 @@ def includes(text: str) -> list[tuple[str, str]]:
     return [(found["kind"], found["path"]) for found in _INCLUDE.finditer(text)]
 
 
-def parse(text: str) -> tuple[Block, ...]:
+def parse(text: str) -> tuple[ConfigBlock, ...]:
     """Return the blocks of *text*; what Ganesha would refuse is left out."""
     return _blocks(_tokens(_INCLUDE.sub("", text)), {})
 
@@ -113,7 +113,7 @@ def _unquoted(text: str) -> str:
 
 def _blocks(
     tokens: Iterator[tuple[str, str]], values: dict[str, tuple[str, ...]]
-) -> tuple[Block, ...]:
+) -> tuple[ConfigBlock, ...]:
     """Return the blocks up to the brace that ends this one; statements go into *values*."""
     found = []
     name = ""
@@ -123,7 +123,7 @@ def _blocks(
         elif text == "{":
             inner: dict[str, tuple[str, ...]] = {}
             inside = _blocks(tokens, inner)
-            found.append(Block(name, inner, inside))
+            found.append(ConfigBlock(name, inner, inside))
         elif text == "=":
             values[name] = tuple(_statement(tokens))
         elif text == "}":
@@ -139,7 +139,7 @@ def _statement(tokens: Iterator[tuple[str, str]]) -> Iterator[str]:
             return
 
 
-def cache_settings(blocks: tuple[Block, ...]) -> CacheSettings | None:
+def cache_settings(blocks: tuple[ConfigBlock, ...]) -> CacheSettings | None:
     """Return the settings of the last MDCACHE block; None without one, for the defaults."""
     said = [block for block in blocks if block.name in _CACHE_BLOCKS]
     if not said:
@@ -151,17 +151,17 @@ def cache_settings(blocks: tuple[Block, ...]) -> CacheSettings | None:
     )
 
 
-def exports_of(blocks: tuple[Block, ...]) -> tuple[GaneshaExport, ...]:
+def exports_of(blocks: tuple[ConfigBlock, ...]) -> tuple[GaneshaExport, ...]:
     """Return all EXPORT blocks; EXPORT_DEFAULTS has what they do not set."""
     defaults = [block for block in blocks if block.name == "export_defaults"]
     return tuple(_export(block, defaults) for block in blocks if block.name == "export")
 
 
-def _export(block: Block, defaults: list[Block]) -> GaneshaExport:
+def _export(block: ConfigBlock, defaults: list[ConfigBlock]) -> GaneshaExport:
     merged: dict[str, tuple[str, ...]] = {}
     for one in (*defaults, block):
         merged.update(one.values)
-    said = Block("", merged, ())
+    said = ConfigBlock("", merged, ())
     uid, gid = (
         said.number(f"anonymous_{one}", _ANONYMOUS_ID) & 0xFFFF_FFFF for one in ("uid", "gid")
     )

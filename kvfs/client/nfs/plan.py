@@ -26,7 +26,7 @@ _BLANKS: Final = {ord(one): f"\\{ord(one):03o}" for one in " \t\n\\"}
 _CLIENT: Final = re.compile(r"\*|@[A-Za-z_][\w.-]*|[A-Za-z_?*\[][\w.?*\[\]!-]*", re.ASCII)
 
 
-class Wanted(NamedTuple):
+class WantedExport(NamedTuple):
     """The mount, and how it is to be exported."""
 
     mountpoint: str
@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
         return name_of(self.mountpoint)
 
 
-class Plan(NamedTuple):
+class ExportPlan(NamedTuple):
     """What must be done for an export."""
 
     mountpoint: str
@@ -93,7 +93,7 @@ def client_of(text: str) -> str:
     return str(network.network_address) if network.num_addresses == 1 else str(network)
 
 
-def plan_nfsd(wanted: Wanted) -> Plan:
+def plan_nfsd(wanted: WantedExport) -> ExportPlan:
     """Return the plan of an export by the kernel's NFS server."""
     file = f"{nfsd.EXPORTS_DIRECTORY}/{wanted.name}.exports"
     options = options_of(wanted.squash, wanted.fsid, is_writable=wanted.is_writable)
@@ -109,7 +109,7 @@ def plan_nfsd(wanted: Wanted) -> Plan:
     remarks = []
     if any(one.is_here for one in ganeshas(wanted.mountpoint)):
         remarks.append("NFS-Ganesha runs here, and a port can have one server only")
-    return Plan(
+    return ExportPlan(
         wanted.mountpoint,
         NFSD,
         file,

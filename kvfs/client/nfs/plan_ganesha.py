@@ -31,7 +31,7 @@ from kvfs.client.nfs.ganesha_config import (
 )
 from kvfs.client.nfs.nfsd import nfsd_runs
 from kvfs.client.nfs.own_file import marked
-from kvfs.client.nfs.plan import GANESHA, NFSD, Plan, Wanted
+from kvfs.client.nfs.plan import GANESHA, NFSD, ExportPlan, WantedExport
 from kvfs.machine.file_servers import GANESHA as PROGRAM
 
 #: The unit of Debian's package.
@@ -43,7 +43,7 @@ def choose_server(mountpoint: str) -> str:
     return GANESHA if not nfsd_runs() and _server_with("", mountpoint) is not None else NFSD
 
 
-def plan_ganesha(wanted: Wanted, config: str = "") -> Plan:
+def plan_ganesha(wanted: WantedExport, config: str = "") -> ExportPlan:
     """Return the plan of an export, with the configuration *config*, or the one Ganesha reads."""
     server = _server_with(config, wanted.mountpoint)
     path = config or (server.configuration.path if server is not None else CONFIG)
@@ -65,7 +65,7 @@ def plan_ganesha(wanted: Wanted, config: str = "") -> Plan:
     )
     exported = any(one.path == wanted.mountpoint for one in exports_of(parse(whole.text)))
     taken = any(wanted.mountpoint in (one.path, one.pseudo) for one in exports)
-    return Plan(
+    return ExportPlan(
         wanted.mountpoint,
         GANESHA,
         file,

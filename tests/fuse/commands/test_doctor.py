@@ -15,7 +15,7 @@ import pytest
 
 from kvfs.cli.main import main
 from kvfs.client.control_socket import ServerGone
-from kvfs.client.servers import Answer
+from kvfs.client.servers import ServerAnswer
 from kvfs.core.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.examine import RULES
@@ -229,12 +229,12 @@ def test_doctor_without_a_mount_tells_of_servers_that_do_not_answer(
         # A socket of no mount: if one were there without a server, it might be that one's.
         there = ours if path == here else []
         monkeypatch.setattr("kvfs.client.servers.mounts", lambda there=there: there)
-        found = [Answer(path, {}, error)]
+        found = [ServerAnswer(path, {}, error)]
         monkeypatch.setattr("kvfs.client.servers.answers", lambda found=found: found)
         assert main(["doctor"]) == exit_code
         captured = capsys.readouterr()
         assert said in " ".join((captured.out + captured.err).split())  # a table wraps at words
-    detached = [Answer(gone, {"mountpoint": "/nowhere"}, None)]
+    detached = [ServerAnswer(gone, {"mountpoint": "/nowhere"}, None)]
     monkeypatch.setattr("kvfs.client.servers.answers", lambda _first="": detached)
     assert main(["doctor"]) == NotMounted.exit_code
     assert capsys.readouterr().err == "kvfs: no kvfs is mounted at /nowhere\n"

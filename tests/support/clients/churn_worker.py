@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.bench.kv_content import Content, first_difference
+from kvfs.bench.kv_content import KvContent, first_difference
 
 #: Name, key of the content, size.
 HEADER: Final = struct.Struct("<QQQ")
@@ -45,7 +45,7 @@ class Client:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.random = random.Random(args.seed)
-        self.content = Content(SEED, args.most_bytes)
+        self.content = KvContent(SEED, args.most_bytes)
         self.room = np.zeros(args.most_bytes + 8, np.uint8)
         self.content.fill(0, self.room, args.most_bytes)  # the first one is slow
         self.failed: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.bench.kv_content import Bytes, Content, first_difference
+from kvfs.bench.kv_content import Bytes, KvContent, first_difference
 from tests.support.kills.soak.table import ABSENT, Found, Row
 
 #: Version, size.
@@ -29,7 +29,7 @@ class Blocks:
     """Makes and judges blocks of at most *most_bytes*."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._content = Content(_SEED, most_bytes)
+        self._content = KvContent(_SEED, most_bytes)
         self.most_bytes = most_bytes
         self._memory = mmap.mmap(-1, most_bytes + ALIGNED)  # aligned, as direct I/O wants it
         self._room = np.frombuffer(self._memory, np.uint8)
