@@ -1,9 +1,11 @@
 """One whole comparison: check both places, run the jobs, note what the figures depend on."""
 
+import json
 import os
 import platform
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -12,19 +14,23 @@ from kvfs import __version__
 from kvfs.bench.daemon import Daemon, mount_status
 from kvfs.bench.jobs import Effort, Job, Mode
 from kvfs.bench.output import Output
-from kvfs.bench.pairs import run_jobs
-from kvfs.bench.rested_code import REST_S, rest_factor
 from kvfs.bench.results import JobRuns
-from kvfs.bench.self_made import Places
-from kvfs.bench.sides import JobSide
+from kvfs.bench.self_made import Places, free_bytes
+from kvfs.bench.sides import JobSide, run_jobs
 from kvfs.core.errors import BenchFailed, NotRoot, UsageError
 from kvfs.core.sizes import format_size
 from kvfs.doctor.machine_rules import SLOW_TRIP_US
 from kvfs.machine.hardware import round_trip_us
 from kvfs.machine.mount_table import Mount, mount_of
 
-#: Above it the cost of a rare request says more about the machine than about kvfs (rested_code.py).
+#: Above it the cost of a rare request says more about the machine than about kvfs (rest_factor).
 COLD_REST_FACTOR: Final = 3.0
+#: Some 30 us of work for the interpreter, like a request.
+_VALUE: Final = {str(number): [number, number / 7] for number in range(8)}
+#: The requests of large loads come milliseconds apart.
+REST_S: Final = 0.005
+_IN_A_LOOP: Final = 400
+_AFTER_A_REST: Final = 60
 
 
 class ComparisonPlan(NamedTuple):
@@ -87,10 +93,10 @@ def check_places(places: Places, plan: ComparisonPlan) -> None:
         raise UsageError("--mount and --baseline are the same directory")
     largest = max(job.size_bytes * job.threads for job in plan.jobs)
     need_bytes = max(plan.effort.data_bytes, largest) * 5 // 4
-    free, whole = os.statvfs(places.baseline), os.statvfs(places.mount)
+    whole = os.statvfs(places.mount)
     # The pool may be full of evictable blocks: its size counts, not its free space.
     for place, room in (
-        (places.baseline, free.f_bavail * free.f_frsize),
+        (places.baseline, free_bytes(places.baseline)),
         (places.mount, whole.f_blocks * whole.f_frsize),
     ):
         if room < need_bytes:
@@ -185,3 +191,32 @@ def machine_facts() -> dict[str, Any]:
         "wake_trip_us": None if trip_us is None else round(trip_us, 1),
         "rest_factor": round(rest_factor(), 1),
     }
+
+
+def _work() -> None:
+    json.loads(json.dumps(_VALUE, sort_keys=True))
+
+
+def rest_factor(
+    work: Callable[[], object] = _work,
+    clock_ns: Callable[[], int] = time.thread_time_ns,
+    rest: Callable[[float], None] = time.sleep,
+) -> float:
+    """Return the CPU time of *work* after a rest, divided by that in a loop. Takes 0.5 s.
+
+    If nobody else uses the CPU's caches, the server's code is still in them when the next request
+    comes. If other virtual machines or large loads use them, it comes from memory again, line by
+    line: the same work was seen to take six to ten times the CPU time.
+    """
+    in_a_loop = [_took_ns(work, clock_ns) for _ in range(_IN_A_LOOP)]
+    rested = []
+    for _ in range(_AFTER_A_REST):
+        rest(REST_S)
+        rested.append(_took_ns(work, clock_ns))
+    return statistics.median(rested) / max(1, statistics.median(in_a_loop))
+
+
+def _took_ns(work: Callable[[], object], clock_ns: Callable[[], int]) -> int:
+    started_ns = clock_ns()
+    work()
+    return clock_ns() - started_ns

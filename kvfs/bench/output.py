@@ -1,25 +1,43 @@
-"""What the user sees of a run: progress, the line of each finished job, tables, files."""
+"""What the user sees of a run: progress, the line of each finished job, tables, files.
+
+docs/performance.md says what each field of the JSON file means.
+"""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvfs.bench.plot import plot
-from kvfs.bench.report import build_report
-from kvfs.bench.results import JobRuns, daemon_costs, summarise
-from kvfs.bench.table import costs_table, results_table, row_of
+from kvfs.bench.results import DaemonCost, JobResult, JobRuns, Spread, daemon_costs, summarise
 from kvfs.core.errors import CommandError, UsageError
 
 _STDOUT: Final = "-"
 #: Width of the tables: on a narrower terminal lines wrap, but no digit is cut off.
 _COLUMNS: Final = 104
+
+
+#: Goes up when a field changes its meaning or is removed.
+REPORT_FORMAT: Final = 1
+
+
+class ResultRow(NamedTuple):
+    """One line of the table, as text."""
+
+    job: str
+    baseline: str
+    kvfs: str
+    ratio: str
+    spread: str
+    goal: str
+    daemon: str
 
 
 class Screen:
@@ -138,3 +156,90 @@ def write_file(path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
+
+
+def build_report(results: Sequence[JobResult], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report of *results*; *setting* says what was compared, where, and how."""
+    return {
+        "format": REPORT_FORMAT,
+        **setting,
+        "jobs": [_job(result) for result in results],
+        "daemon_costs": [cost._asdict() for cost in daemon_costs(results)],
+    }
+
+
+def _job(result: JobResult) -> dict[str, Any]:
+    job, comparison, goal = result.job, result.comparison, result.job.goal
+    return {
+        "name": job.name,
+        "kind": job.kind.value,
+        "threads": job.threads,
+        "size_bytes": job.size_bytes if job.moves_bytes else None,
+        "mode": job.mode.value if job.moves_bytes else None,
+        "unit": result.unit,
+        "baseline": _spread(comparison.baseline),
+        "kvfs": _spread(comparison.kvfs),
+        "ratio": {**_spread(comparison.ratio), "pairs": [round(r, 4) for r in comparison.ratios]},
+        "at_least": goal.at_least if goal else None,
+        "aim": goal.aim if goal else None,
+        "met": result.met,
+        "daemon_us_per_operation": _spread(result.daemon_us) if result.daemon_us else None,
+        "daemon_ms_per_gb": result.daemon_ms_per_gb,
+    }
+
+
+def _spread(spread: Spread) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in spread._asdict().items()}
+
+
+def row_of(result: JobResult) -> ResultRow:
+    """Return the line of *result*."""
+    comparison, goal = result.comparison, result.job.goal
+    ratio = comparison.ratio
+    return ResultRow(
+        job=result.job.name,
+        baseline=f"{_digits(comparison.baseline.median)} {result.unit}",
+        kvfs=f"{_digits(comparison.kvfs.median)} {result.unit}",
+        ratio=f"{ratio.median:.2f}",
+        spread=f"{ratio.lower_quarter:.2f} - {ratio.upper_quarter:.2f}",
+        goal=f"{goal.at_least:.2f}" if goal else "",
+        daemon=f"{result.daemon_us.median:.1f} us" if result.daemon_us else "",
+    )
+
+
+def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
+    """Return the table of all *results*; *baseline_name* heads the baseline's column."""
+    title = "Medians; the ratio is kvfs over the baseline, pair by pair"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("job", no_wrap=True)
+    for heading in (baseline_name, "kvfs", "ratio", "middle half", "goal", "daemon CPU/op"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        row = row_of(result)
+        table.add_row(*row._replace(ratio=_coloured(row.ratio, result.met)))
+    return table
+
+
+def costs_table(costs: Sequence[DaemonCost], rss_anon_bytes: int) -> Table:
+    """Return the table of the server's costs that have a limit, and of its memory."""
+    table = Table(title="The kvfs server", box=box.SIMPLE_HEAD)
+    table.add_column("cost", no_wrap=True)
+    for heading in ("measured", "at most"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in costs:
+        if cost.measured is not None:
+            measured = _coloured(f"{cost.measured:.1f} {cost.unit}", cost.measured <= cost.at_most)
+            table.add_row(f"CPU, {cost.title}", measured, f"{cost.at_most:.0f} {cost.unit}")
+    table.add_row("memory (RssAnon)", f"{rss_anon_bytes / (1 << 20):.0f} MiB", "")
+    return table
+
+
+def _digits(rate: float) -> str:
+    """Return *rate* with about three digits: more would claim a precision that no run has."""
+    return f"{rate:.{2 if rate < 10 else 1 if rate < 100 else 0}f}"
+
+
+def _coloured(text: str, met: bool | None) -> str:
+    if met is None:
+        return text
+    return f"[green]{text}[/green]" if met else f"[red]{text}[/red]"

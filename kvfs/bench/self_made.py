@@ -137,13 +137,18 @@ def check_room(devices_bytes: int, backing: str, flag: str = "--device-size") ->
     if not os.path.isdir(backing):
         raise UsageError(f"{backing} is not a directory")
     need_bytes = devices_bytes + _SPARE_BYTES
-    free = os.statvfs(backing)
-    have_bytes = min(free.f_bavail * free.f_frsize, available_memory_bytes() or 0)
+    have_bytes = min(free_bytes(backing), available_memory_bytes() or 0)
     if have_bytes < need_bytes:
         raise UsageError(
             f"the devices need {format_size(need_bytes)} of memory and of space in {backing}, "
             f"only {format_size(have_bytes)} is available: choose a smaller {flag}"
         )
+
+
+def free_bytes(directory: str) -> int:
+    """Return how many bytes the file system of *directory* can still take."""
+    totals = os.statvfs(directory)
+    return totals.f_bavail * totals.f_frsize
 
 
 @contextmanager

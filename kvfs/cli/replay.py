@@ -16,10 +16,10 @@ from kvfs.core.types import PAGE_BYTES
 
 if TYPE_CHECKING:
     from kvfs.bench.output import Screen
+    from kvfs.bench.replay.cleaner import Habits
     from kvfs.bench.replay.first_token import Model
     from kvfs.bench.replay.report import Round, TraceFacts
     from kvfs.bench.replay.run import ReplayPlan
-    from kvfs.bench.replay.script import Habits
     from kvfs.bench.replay.sides import Sides
     from kvfs.cli.parser import Subparsers
 
@@ -148,7 +148,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _habits(args: argparse.Namespace) -> "list[Habits]":
-    from kvfs.bench.replay.script import Habits
+    from kvfs.bench.replay.cleaner import Habits
 
     high = _percent(args.cleaner_high, "--cleaner-high") / 100
     low = _percent(args.cleaner_low, "--cleaner-low") / 100

@@ -16,11 +16,9 @@ from typing import Any, Final
 
 from kvfs.bench.daemon import Daemon
 from kvfs.bench.jobs import Effort, default_jobs, select_jobs
-from kvfs.bench.pairs import run_jobs
-from kvfs.bench.results import JobRuns
+from kvfs.bench.results import JobRuns, spread
 from kvfs.bench.self_made import check_room, fill_holes, folders, loop_device, torn_down, unmount
-from kvfs.bench.sides import JobSide
-from kvfs.bench.stats import spread
+from kvfs.bench.sides import JobSide, run_jobs
 
 NEW: Final = Path(__file__).resolve().parents[2]
 DEVICE_BYTES: Final = 3 << 30

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.bench.block_client import store
 from kvfs.bench.daemon import KVFS
+from kvfs.bench.results import spread
 from kvfs.bench.self_made import (
     check_room,
     fill_holes,
@@ -31,7 +32,6 @@ from kvfs.bench.self_made import (
     run_tool,
     torn_down,
 )
-from kvfs.bench.stats import spread
 from kvfs.core.sizes import parse_size
 
 BACKING: Final = "/dev/shm"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
-from kvfs.bench.results import GIGABYTE
+from kvfs.bench.results import GIGABYTE, Pair, compare, first_is_baseline, spread
 from kvfs.bench.self_made import (
     check_room,
     fill_holes,
@@ -27,7 +27,6 @@ from kvfs.bench.self_made import (
     torn_down,
     unmount,
 )
-from kvfs.bench.stats import Pair, compare, first_is_baseline, spread
 from kvfs.client.nfs.ganesha_config import FIT, FIT_EXPIRATION_S
 from kvfs.core.sizes import KIB, MIB
 from tests.support.clients.stepping import until

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import Daemon
+from kvfs.bench.results import Spread, spread
 from kvfs.bench.self_made import torn_down
 from kvfs.bench.sides import JobSide
-from kvfs.bench.stats import Spread, spread
 from tests.bench.measure_commits import both_sides
 
 DEVICE_BYTES: Final = 1 << 30

@@ -6,10 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kvfs.bench.jobs import Job, JobKind, Mode, Work
+from kvfs.bench.output import build_report, row_of
 from kvfs.bench.plot import plot
-from kvfs.bench.report import build_report
 from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
-from kvfs.bench.table import row_of
 from kvfs.core.sizes import MIB
 
 STORE = Job(JobKind.STORE, 2, 4 * MIB, Mode.BUFFERED)

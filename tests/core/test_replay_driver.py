@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.bench.replay.driver import Driver
+from kvfs.bench.replay.run import Driver
 from kvfs.bench.replay.trace import Request
 from kvfs.core.errors import BenchFailed, VerifyFailed
 

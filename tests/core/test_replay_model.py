@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.bench.replay.device_writes import written_bytes
-from kvfs.bench.replay.driver import ReplayCounts, ServedPrompt
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.report import Round, build_report, facts_of, round_table
-from kvfs.bench.replay.run import Percentiles, SideResult, percentiles
+from kvfs.bench.replay.run import (
+    Percentiles,
+    ReplayCounts,
+    ServedPrompt,
+    SideResult,
+    percentiles,
+    written_bytes,
+)
 from kvfs.bench.replay.trace import Request, read_trace
 from kvfs.machine.drives import parse_written
 from tests.support.store.trace import TRACE

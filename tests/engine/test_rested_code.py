@@ -1,6 +1,6 @@
 """What a rest costs is measured in CPU time, and against the same work in a loop."""
 
-from kvfs.bench.rested_code import REST_S, rest_factor
+from kvfs.bench.comparison import REST_S, rest_factor
 
 
 class Machine:

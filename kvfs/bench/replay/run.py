@@ -1,20 +1,31 @@
-"""Runs one trace through all sides in turns, and sums up what each of them did."""
+"""Runs one trace through all sides in turns, and sums up what each of them did.
+
+Prompts go to client processes in the order of the trace, each to the first client that is free. A
+hit is a block of a prefix that was there: a chain of blocks is useful up to its first missing one.
+"""
 
 import os
+import select
+import stat
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
-from kvfs.bench.replay.device_writes import written_bytes
-from kvfs.bench.replay.driver import Driver, ReplayCounts
+from kvfs.bench.crew import Workers, hear, tell
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.sides import ReplaySide, Sides
 from kvfs.bench.replay.trace import Request
+from kvfs.machine.drives import written_bytes as written_to
 
 #: How many prompts a side serves before the next one has its turn: so whatever else the machine
 #: does falls on all sides alike.
 _TURN: Final = 200
+
+
+_CLIENT = "kvfs.bench.replay.client"
 
 
 class ReplayPlan(NamedTuple):
@@ -29,6 +40,113 @@ class ReplayPlan(NamedTuple):
     speed: float | None
     flags: int
     model: Model
+
+
+class ServedPrompt(NamedTuple):
+    """One prompt that was served, with what its time to the first token follows from.
+
+    *waited_ns* is the time in lookups and loads before the model could begin.
+    """
+
+    tokens: int
+    hits: int
+    waited_ns: int
+
+
+@dataclass
+class ReplayCounts:
+    """What happened to the blocks of all prompts so far; times of system calls in ns."""
+
+    #: Blocks asked for.
+    asked: int = 0
+    #: Of these found and loaded, as part of a prefix.
+    hits: int = 0
+    #: Found behind the first missing block, where they help nobody.
+    present: int = 0
+    #: Stored, and refused for lack of space.
+    stored: int = 0
+    refused: int = 0
+    #: Prefixes cut short because a block went between its lookup and its load.
+    lost: int = 0
+    loads_ns: list[int] = field(default_factory=list)
+    stores_ns: list[int] = field(default_factory=list)
+    prompts: list[ServedPrompt] = field(default_factory=list)
+    #: CPU time of the clients in system calls, without making and checking contents.
+    clients_cpu_ns: int = 0
+
+    def add(self, request: Request, reply: dict[str, Any]) -> None:
+        """Count what a client did for *request*."""
+        self.asked += len(request.blocks)
+        self.hits += reply["hits"]
+        self.present += reply["present"]
+        self.refused += reply["refused"]
+        self.lost += reply["lost"]
+        self.stored += len(reply["stores_ns"])
+        self.loads_ns += reply["loads_ns"]
+        self.stores_ns += reply["stores_ns"]
+        self.clients_cpu_ns += reply["cpu_ns"]
+        waited_ns = reply["lookups_ns"] + sum(reply["loads_ns"])
+        self.prompts.append(ServedPrompt(request.tokens, reply["hits"], waited_ns))
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits of all blocks asked for, 0 to 1."""
+        return self.hits / self.asked if self.asked else 0.0
+
+
+class Driver(Workers):
+    """Client processes that serve prompts from *directory*, with blocks of *block_bytes*.
+
+    *flags* are added to every open(2). Leaving the ``with`` ends the clients.
+    """
+
+    def __init__(
+        self, directory: str, block_bytes: int, *, clients: int = 1, flags: int = 0
+    ) -> None:
+        self.directory = directory
+        self.tally = ReplayCounts()
+        super().__init__(clients, _CLIENT, str(block_bytes), str(flags))
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        speed: float | None = None,
+        before_each: Callable[[Request], None] = lambda _: None,
+    ) -> None:
+        """Serve all *requests*, at *speed* seconds of the trace a second; None: without waiting.
+
+        Raises ``VerifyFailed`` for a wrong byte, ``BenchFailed`` if a system call failed; the
+        clients cannot be used after that.
+        """
+        free = list(self.processes)
+        busy: dict[int, tuple[subprocess.Popen[bytes], Request]] = {}
+        begun_s = time.monotonic()
+        for request in requests:
+            if speed is not None:
+                due_s = begun_s + (request.at_s - requests[0].at_s) / speed
+                time.sleep(max(0.0, due_s - time.monotonic()))
+            if not free:
+                free = self._finished(busy)
+            before_each(request)
+            client = free.pop()
+            tell(client, {"directory": self.directory, "blocks": request.blocks})
+            assert client.stdout is not None
+            busy[client.stdout.fileno()] = client, request
+        while busy:
+            self._finished(busy)
+
+    def _finished(
+        self, busy: dict[int, tuple[subprocess.Popen[bytes], Request]]
+    ) -> list[subprocess.Popen[bytes]]:
+        """Wait for an answer; count each that is there, and return the clients that are free."""
+        answered, _, _ = select.select(list(busy), [], [])
+        free = []
+        for fd in answered:
+            client, request = busy.pop(fd)
+            self.tally.add(request, hear(client, f"replay in {self.directory}"))
+            free.append(client)
+        return free
 
 
 class Percentiles(NamedTuple):
@@ -63,6 +181,19 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     return Percentiles(
         ordered[last // 2], ordered[min(last, len(ordered) * 99 // 100)], sum(values) / len(values)
     )
+
+
+def written_bytes(path: str) -> int | None:
+    """Return what was written so far to the block device *path*, or to the one that *path* lies on.
+
+    The block layer counts it, discards and flushes apart. A loop device counts what its file system
+    sends it. None if there is no such device or it does not count: tmpfs, overlayfs, btrfs.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return written_to(found.st_rdev if stat.S_ISBLK(found.st_mode) else found.st_dev)
 
 
 def replay(sides: Sides, plan: ReplayPlan, served: Callable[[int], None]) -> list[SideResult]:

@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
-from kvfs.bench.replay.device_writes import free_bytes
-from kvfs.bench.replay.script import Habits, Script
+from kvfs.bench.replay.cleaner import Habits, Script
 from kvfs.bench.self_made import (
     check_room,
     fill_holes,
     folders,
+    free_bytes,
     kvfs_mount,
     loop_device,
     run_tool,
