@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.arguments import size_of
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings

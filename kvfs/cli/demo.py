@@ -4,14 +4,14 @@ import argparse
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.arguments import size_of
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
+from kvfs.cli.follow import progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
 from kvfs.client.subprocesses import held_back
@@ -19,7 +19,9 @@ from kvfs.core.errors import UsageError
 from kvfs.core.sizes import format_size
 
 if TYPE_CHECKING:
-    from kvfs.bench.kv_load import KvLoad
+    from rich.table import Table
+
+    from kvfs.bench.kv_load import KvLoad, Moved, ShapeCounts
     from kvfs.cli.parser import Subparsers
 
 #: Every shape is stored several times, and it takes less than a minute on any machine.
@@ -122,45 +124,33 @@ def _make_folder(folder: Path) -> None:
 def _run_load(
     folder: Path, args: argparse.Namespace, total_bytes: int, end_if_told: Callable[[], None]
 ) -> "KvLoad":
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
     from kvfs.bench.kv_load import KvLoad
 
     if not args.json:
         print(f"Blocks go to {folder}", flush=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=args.json or not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task("preparing", total=None)
+    with progress_bar("preparing", quiet=args.json) as show:
+        show(0, None)
+        moved_bytes = to_move_bytes = 0
+        doing = "storing"
 
-        def progress(moved_bytes: int) -> None:
+        def progress(more_bytes: int) -> None:
+            nonlocal moved_bytes
             end_if_told()
-            bar.advance(task, moved_bytes)
+            moved_bytes += more_bytes
+            text = f"{doing}, {format_size(moved_bytes)} of {format_size(to_move_bytes)}"
+            show(moved_bytes, to_move_bytes, text)
 
-        load = KvLoad(
-            folder,
-            total_bytes=total_bytes,
-            seed=args.seed,
-            progress=progress,
-        )
+        load = KvLoad(folder, total_bytes=total_bytes, seed=args.seed, progress=progress)
+        to_move_bytes = load.bytes
         if not args.stored:
-            bar.reset(task, description="storing", total=load.bytes)
             load.store()
-        checks = 2 if load.direct else 1
-        bar.reset(task, description="loading and checking", total=checks * load.bytes)
+        moved_bytes, doing = 0, "loading and checking"
+        to_move_bytes *= 2 if load.direct else 1
         load.load()
     return load
 
 
 def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
-    from kvfs.cli.demo_report import as_json, as_table
-
     if args.json:
         print(json.dumps(as_json(load), indent=2))
     else:
@@ -170,3 +160,75 @@ def _print_report(load: "KvLoad", args: argparse.Namespace) -> None:
         console.print(
             f"{format_size(total.verified_bytes)} were read back, and every byte is as stored."
         )
+
+
+def as_table(load: "KvLoad") -> "Table":
+    """Return a row for each shape and the sum; rates are of all threads, without the checks."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=f"KV blocks, {load.report.threads} threads",
+        caption="GB/s while bytes move, without the checks; direct: loaded with O_DIRECT",
+        show_footer=True,
+        box=SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+    )
+    total = load.report.total()
+    table.add_column("model", "all", no_wrap=True)
+    table.add_column("names of")
+    numbers = {
+        "bytes": "",
+        "blocks": str(total.blocks),
+        "stored\nGB/s": _rate(total.stored),
+        "loaded\nGB/s": _rate(total.loaded),
+        "direct\nGB/s": _rate(total.direct),
+        "hits": str(total.hits),
+        "misses": str(total.misses),
+    }
+    for head, foot in numbers.items():
+        table.add_column(head, foot, justify="right")
+    for shape, tally in load.report.tallies.items():
+        table.add_row(
+            shape.model,
+            shape.layout.value,
+            f"{shape.size_bytes:,}",
+            str(tally.blocks),
+            _rate(tally.stored),
+            _rate(tally.loaded),
+            _rate(tally.direct),
+            str(tally.hits),
+            str(tally.misses),
+        )
+    return table
+
+
+def as_json(load: "KvLoad") -> dict[str, Any]:
+    """Return the same as numbers; rates are in GB/s, 0 if nothing was moved."""
+    return {
+        "threads": load.report.threads,
+        "total": _numbers(load.report.total()),
+        "shapes": [
+            {"shape": shape.title, "block_bytes": shape.size_bytes, **_numbers(tally)}
+            for shape, tally in load.report.tallies.items()
+        ],
+    }
+
+
+def _numbers(tally: "ShapeCounts") -> dict[str, Any]:
+    return {
+        "blocks": tally.blocks,
+        "hits": tally.hits,
+        "misses": tally.misses,
+        "stored_bytes": tally.stored.bytes,
+        "loaded_bytes": tally.loaded.bytes + tally.direct.bytes,
+        "verified_bytes": tally.verified_bytes,
+        "store_gb_s": round(tally.stored.rate(), 3),
+        "load_gb_s": round(tally.loaded.rate(), 3),
+        "load_direct_gb_s": round(tally.direct.rate(), 3),
+    }
+
+
+def _rate(moved: "Moved") -> str:
+    return f"{moved.rate():.2f}" if moved.bytes else "-"

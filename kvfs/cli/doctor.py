@@ -2,19 +2,33 @@
 
 import argparse
 import json
+import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
-from kvfs.core.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed
+from kvfs.client.control_socket import ServerGone, peer_pid
+from kvfs.client.liveness import has_ended, was_killed
+from kvfs.client.servers import (
+    ServerAnswer,
+    answers_and_dead,
+    complaint,
+    mountpoint_behind,
+)
+from kvfs.core.errors import CommandError, NotMounted, NotRoot, SeriousFindings, ServeFailed
+from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.printable import printable
+from kvfs.doctor.finding import Finding, Report, Severity, Verdict
+from kvfs.machine.mount_table import kvfs_at, resolve_mountpoint
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.client.servers import ServerAnswer
-    from kvfs.doctor.finding import Report
+
+
+#: States of proc_pid_stat(5): stopped by a signal, stopped by a debugger.
+_STOPPED: Final = frozenset("Tt")
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -51,9 +65,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Gather, judge, print; raise SeriousFindings at the end."""
-    from kvfs.cli.doctor_silent import report_of_silent
     from kvfs.doctor.examine import examine
-    from kvfs.doctor.finding import Severity
     from kvfs.doctor.gather import gather
 
     mountpoints, silent = ([args.mountpoint], []) if args.mountpoint else _all_servers()
@@ -86,10 +98,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_servers() -> tuple[list[str], list["ServerAnswer"]]:
+def _all_servers() -> tuple[list[str], list[ServerAnswer]]:
     """Return the mountpoints of the servers that answer, and the answers of the others."""
-    from kvfs.client.servers import answers_and_dead
-
     found = answers_and_dead()
     if not found:
         raise NotMounted("no kvfs is mounted")
@@ -97,11 +107,8 @@ def _all_servers() -> tuple[list[str], list["ServerAnswer"]]:
     return answered, [answer for answer in found if answer.error is not None]
 
 
-def _report_of_silent(answer: "ServerAnswer") -> "Report | None":
+def _report_of_silent(answer: ServerAnswer) -> Report | None:
     """Return a report about a server that does not answer; if none can be made, print why."""
-    from kvfs.cli.doctor_silent import report_of_silent
-    from kvfs.client.servers import complaint, mountpoint_behind
-
     mountpoint = mountpoint_behind(answer.path)
     report = None
     if mountpoint and answer.error is not None and not isinstance(answer.error, NotRoot):
@@ -111,7 +118,7 @@ def _report_of_silent(answer: "ServerAnswer") -> "Report | None":
     return report
 
 
-def _as_json(report: "Report") -> dict[str, Any]:
+def _as_json(report: Report) -> dict[str, Any]:
     return {
         "mountpoint": report.mountpoint,
         "worst": report.worst.name.lower() if report.worst else None,
@@ -130,15 +137,15 @@ def _as_json(report: "Report") -> dict[str, Any]:
     }
 
 
-def _passed(report: "Report") -> list[str]:
+def _passed(report: Report) -> list[str]:
     return [one.check for one in report.verdicts if one.is_decided and not one.findings]
 
 
-def _undecided(report: "Report") -> list[str]:
+def _undecided(report: Report) -> list[str]:
     return [verdict.check for verdict in report.verdicts if not verdict.is_decided]
 
 
-def _print(report: "Report") -> None:
+def _print(report: Report) -> None:
     """Print a table of the problems, worst first, then the commands, each on a line to copy."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -172,3 +179,36 @@ def _print(report: "Report") -> None:
     passed, undecided = _passed(report), _undecided(report)
     print(f"{printable(report.mountpoint)}: {len(passed)} checks passed", end="")
     print(f"; not decided: {', '.join(undecided)}" if undecided else "")
+
+
+def report_of_silent(path: str, error: CommandError) -> Report | None:
+    """Return a report about the kvfs mounted at *path*; asking its server ended with *error*.
+
+    None if no kvfs is mounted. The time to look at the mount is bounded.
+    """
+    mountpoint = resolve_mountpoint(path)
+    mount = kvfs_at(mountpoint)
+    if mount is None:
+        return None
+    where, source = shlex.quote(mountpoint), shlex.quote(mount.source)
+    server_pid = peer_pid(socket_path(name_of(mountpoint)))
+    again = f"kvfs umount {where} && kvfs mount {source} {where}"
+    kept = "with the same options; everything stored is still there"
+    if server_pid > 0 and _state_of(server_pid) in _STOPPED:
+        problem = f"the server, process {server_pid}, is stopped (SIGSTOP, a debugger): calls hang"
+        fix = f"kill -CONT {server_pid}"
+    elif isinstance(error, ServerGone) or was_killed(server_pid) or has_ended(mountpoint):
+        problem, fix = "the server is dead: every call fails", f"{again}\n{kept}"
+    else:
+        problem = f"calls hang: {error}"
+        fix = f"{f'kill -KILL {server_pid}; ' if server_pid > 0 else ''}{again}\n{kept}"
+    finding = Finding(Severity.SERIOUS, problem, fix)
+    return Report(mountpoint, (Verdict("server", (finding,), is_decided=True),))
+
+
+def _state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

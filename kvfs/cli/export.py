@@ -6,7 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
 from kvfs.core.printable import printable

@@ -1,11 +1,18 @@
-"""What the operator reads when a command fails: one line, and the exit code."""
+"""How a command fails: without the rights it needs, by a signal, or by an error.
+
+The operator reads one line, and a script the exit code. SIGTERM ends a command as Ctrl-C does, so
+that it can undo what it began.
+"""
 
 import os
+import signal
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
 
-from kvfs.cli.termination import Terminated
-from kvfs.core.errors import CommandError, KvfsError, UsageError
+from kvfs.core.errors import CommandError, KvfsError, NotRoot, UsageError
 from kvfs.core.printable import printable
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
@@ -14,6 +21,53 @@ INTERNAL_ERROR_EXIT = 70
 INTERRUPTED_EXIT = 130
 #: 128 + SIGTERM.
 TERMINATED_EXIT = 143
+#: linux/capability.h.
+_CAP_SYS_ADMIN: Final = 21
+#: linux/proc_ns.h, PROC_USER_INIT_INO. Root of another user namespace is not root of the machine.
+_FIRST_USER_NAMESPACE: Final = 0xEFFFFFFD
+
+
+def need_root(what: str) -> None:
+    """Raise NotRoot unless we are root with CAP_SYS_ADMIN, which a container may lack."""
+    if os.geteuid() != 0:
+        raise NotRoot(f"{what} needs root")
+    if not _may_administer():
+        raise NotRoot(
+            f"{what} needs root with CAP_SYS_ADMIN, which this process does not have: give it to "
+            "the container, and use no user namespace"
+        )
+
+
+def _may_administer() -> bool:
+    """Whether we have CAP_SYS_ADMIN of the machine itself; True if /proc does not tell."""
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
+            held = [int(line.split()[1], 16) for line in status if line.startswith("CapEff:")]
+        namespace = os.stat("/proc/self/ns/user").st_ino
+    except OSError:
+        return True
+    return namespace == _FIRST_USER_NAMESPACE and all(mask >> _CAP_SYS_ADMIN & 1 for mask in held)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise Terminated at SIGTERM, unless the signal was ignored when we were started."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _raise(*_: object) -> NoReturn:
+    raise Terminated
 
 
 def explain(error: BaseException) -> tuple[str, int]:

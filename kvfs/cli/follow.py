@@ -1,43 +1,70 @@
-"""Following a job of the server to its end, with a progress bar; Ctrl-C cancels it."""
+"""Following work to its end: a bar on the terminal; a job of the server, which Ctrl-C cancels."""
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 from kvfs.cli.arguments import OnMount
 from kvfs.client.control_socket import ask
 from kvfs.core.sizes import format_size
 
 #: Time between two questions to the server about its progress.
-_ASK_S: Final = 0.05
+ASK_S: Final = 0.05
 
 #: Takes the job's state and the order. Returns the text of the bar, how much is done, and out of
 #: how much (None: not known).
 Shows = Callable[[dict[str, Any], dict[str, Any]], tuple[str, int, int | None]]
 
 
+class Progress(Protocol):
+    """Told how much is done, out of how much (None: not known), and what to show beside the bar."""
+
+    def __call__(self, done: int, total: int | None, text: str = "") -> None: ...
+
+
+@contextmanager
+def progress_bar(what: str, *, quiet: bool = False, counted: bool = False) -> Iterator[Progress]:
+    """Yield what draws a bar for *what*: only on a terminal, from its first call on.
+
+    *counted*: with the numbers and the time that is left, and gone at the end.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total, _text="": None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    rest = (MofNCompleteColumn(), TimeRemainingColumn()) if counted else (TimeElapsedColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *rest)
+    with Bar(*columns, console=Console(stderr=True), transient=counted) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+
+        def show(done: int, total: int | None, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=text or what, visible=True)
+
+        yield show
+
+
 def follow(
     where: OnMount, verb: str, order: dict[str, Any], shows: Shows, *, quiet: bool
 ) -> dict[str, Any]:
     """Start the job *verb* with *order*, wait for it and return its last state."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     job = ask(where.socket, verb, {"paths": list(where.paths), **order})["job"]
     try:
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=quiet or not sys.stderr.isatty(),
-        ) as bar:
-            task = bar.add_task("checking", total=None)
+        with progress_bar("checking", quiet=quiet) as show:
             while not (state := ask(where.socket, "job", {"job": job}))["done"]:
-                text, completed, total = shows(state, order)
-                bar.update(task, description=text, completed=completed, total=total)
-                time.sleep(_ASK_S)
+                text, done, total = shows(state, order)
+                show(done, total, text)
+                time.sleep(ASK_S)
     except KeyboardInterrupt:
         ask(where.socket, "cancel", {"job": job})
         raise

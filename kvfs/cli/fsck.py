@@ -1,16 +1,20 @@
-"""``kvfs fsck``: check a pool that is not mounted, and rebuild its index from the extents."""
+"""``kvfs fsck``, ``kvfs verify``: check what is stored.
+
+The first checks a pool that is not mounted, and rebuilds its index from the extents; the second
+compares blocks of a mount with the checksums of what was stored.
+"""
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvfs.cli.arguments import wanted_pool
-from kvfs.cli.caller import need_root
+from kvfs.cli.arguments import add_match, locate, wanted_pool
+from kvfs.cli.failures import need_root
+from kvfs.cli.follow import follow, progress_bar
 from kvfs.cli.parser import add_verb
-from kvfs.cli.progress_bar import progress_bar
-from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull
+from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull, WrongBytes
 from kvfs.core.pool_layout import QUARANTINE, STRAYS
 from kvfs.core.printable import printable
 from kvfs.core.sizes import count_of, format_size
@@ -19,8 +23,6 @@ from kvfs.machine.process_limits import require_file_size, require_open_files
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
     from kvfs.engine.recovery.fsck_report import FsckReport
-
-Progress = Callable[[int, int], None]
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -64,7 +66,7 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
     with (
         wanted_pool(source),
         open_source(source, read_only=not repair) as device,
-        progress_bar("checking") as progress,
+        progress_bar("checking", counted=True) as progress,
     ):
         try:
             return check_pool(device, repair=repair, progress=progress)
@@ -107,3 +109,45 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
     blocks = count_of(report.blocks, "block")
     directories = count_of(report.directories, "directory", "directories")
     print(f"{printable(args.source)}: {blocks}, {directories}, {verdict}")
+
+
+def configure_verify(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "verify",
+        run_verify,
+        description="Read the blocks at PATHs and below them from the device, and compare them "
+        "with the checksums that were made when they were stored.\nA block with other bytes is "
+        "dropped, and its extent kept in the quarantine, which `kvfs fsck` lists.\nEnds with exit "
+        "code 26 if there was one. Blocks that left memory too early have no checksum.",
+        example="kvfs verify /kv\n  kvfs verify /kv --match 'lmcache/*@8@*'",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+")
+    add_match(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Start the comparison, follow it, and print what it found."""
+    where = locate(args.paths)
+    done = follow(where, "verify", {"match": args.match}, _shown_verify, quiet=args.json)
+    if args.json:
+        told = {key: value for key, value in done.items() if key not in ("job", "done")}
+        print(json.dumps({"mountpoint": where.mountpoint, **told}, indent=2))
+    else:
+        blocks = count_of(done["blocks"], "block")
+        print(f"{blocks}, {format_size(done['bytes'])} compared: ", end="")
+        print(f"{done['wrong']:,} wrong, {done['without_checksum']:,} more without a checksum")
+    if done["wrong"]:
+        sys.stdout.flush()
+        raise WrongBytes(
+            f"{count_of(done['wrong'], 'block')} had other bytes than were stored, and are misses "
+            "now; kvfs umount, then kvfs fsck lists what is kept of them"
+        )
+    return 0
+
+
+def _shown_verify(state: dict[str, Any], _order: dict[str, Any]) -> tuple[str, int, int | None]:
+    """Return the text of the progress bar, how much is done, and out of how much."""
+    return f"compared {state['blocks']:,}, wrong {state['wrong']:,}", state["blocks"], None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import ToolMissing, UsageError
 

@@ -8,16 +8,15 @@ import argparse
 import importlib
 import sys
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from kvfs import __version__
-from kvfs.cli.failures import explain
+from kvfs.cli.failures import explain, sigterm_raises
 from kvfs.cli.parser import OneLineParser
 from kvfs.cli.standard_streams import flush_output, make_usable, say
-from kvfs.cli.termination import sigterm_raises
 
-#: Each verb is the module of that name. The summaries are here, so that ``kvfs --help`` imports
-#: none of the modules.
+#: Each verb is the module of that name, but for _TOGETHER. The summaries are here, so that
+#: ``kvfs --help`` imports none of the modules.
 VERBS: Final = {
     "mkfs": "make an empty pool on a drive, in an image file or in a directory",
     "mount": "serve a pool at a mountpoint",
@@ -42,6 +41,8 @@ VERBS: Final = {
     "demo": "mount a small pool, load it and verify every byte",
     "install": "after `pip install`, put unit, man pages and mount.kvfs where they are looked for",
 }
+#: Verbs that stand beside another one, in its module.
+_TOGETHER: Final = {"events": "top", "unpin": "pin", "verify": "fsck", "destroy": "mkfs"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,11 +89,17 @@ def parser_of(verbs: Collection[str]) -> OneLineParser:
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
     for verb, summary in VERBS.items():
         if verb in verbs:
-            importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
+            configure_verb(verb, subparsers)
         else:
             subparsers.add_parser(verb, help=summary)
     subparsers.add_parser("help", help="show the help of a verb")
     return parser
+
+
+def configure_verb(verb: str, subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Import the module of *verb*, and have it add the verb's parser."""
+    home = importlib.import_module(f"kvfs.cli.{_TOGETHER.get(verb, verb)}")
+    getattr(home, f"configure_{verb}" if verb in _TOGETHER else "configure")(subparsers)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
 from kvfs.cli.mount_settings import load_settings, settings_to_show
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables

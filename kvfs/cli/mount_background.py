@@ -1,15 +1,22 @@
-"""Starting the server in the background and waiting until it serves."""
+"""Starting the server in the background and waiting until it serves.
+
+The server reports to the command in lines of JSON through a pipe: ``{"done": N, "of": N}`` while
+the index is rebuilt, and then ``{"ready": true}`` or ``{"error": TEXT, "exit_code": N}``. What the
+supervisor and systemd are told is in kvfs/machine/held_files.py.
+"""
 
 import contextlib
+import json
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.cli.dead_place import free_place
-from kvfs.cli.progress_bar import progress_bar
-from kvfs.cli.ready_pipe import StartOutcome, wait_for_outcome
+from kvfs.cli.follow import Progress, progress_bar
 from kvfs.client.subprocesses import held_back, supervised
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
@@ -17,6 +24,14 @@ from kvfs.machine.mount_table import kvfs_at
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0
+_OUTCOME_MAX_BYTES: Final = 64 * 1024
+
+
+class StartOutcome(NamedTuple):
+    """What the server reported; *error* is empty if it serves."""
+
+    error: str
+    exit_code: int
 
 
 class StartFailed(CommandError):
@@ -82,7 +97,7 @@ def _stop(supervisor: "subprocess.Popen[bytes]") -> None:
 
 def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float) -> None:
     try:
-        with progress_bar("rebuilding the index") as progress:
+        with progress_bar("rebuilding the index", counted=True) as progress:
             outcome = wait_for_outcome(reading, wait_s, progress)
     except TimeoutError:
         raise ServeFailed(
@@ -97,3 +112,68 @@ def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float)
             server.wait(_GRACE_S)
         raise StartFailed(outcome)
     server.returncode = 0  # we do not wait for it, of which Popen would warn
+
+
+class ReadyPipe:
+    """The server's end of the pipe. Only the first report of the end is sent."""
+
+    def __init__(self, fd: int) -> None:
+        # Programs that the server starts must not keep the pipe open.
+        os.set_inheritable(fd, False)
+        self._fd = fd
+
+    @property
+    def awaited(self) -> bool:
+        """Whether nothing was reported yet."""
+        return self._fd >= 0
+
+    def say_progress(self, done: int, total: int) -> None:
+        """Report how far the rebuild of the index is."""
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(self._fd, json.dumps({"done": done, "of": total}).encode() + b"\n")
+
+    def say_ready(self) -> None:
+        """Report that the mount serves, and release the terminal."""
+        self._say({"ready": True})
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, 2)
+        os.close(null)
+
+    def say_failed(self, line: str, exit_code: int) -> None:
+        """Report why it does not serve."""
+        self._say({"error": line, "exit_code": exit_code})
+
+    def _say(self, message: dict[str, object]) -> None:
+        try:
+            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # nobody reads it any more
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> StartOutcome | None:
+    """Return the server's report from *fd*; None if it ended without one.
+
+    Raises TimeoutError if it reports nothing for *wait_s*, not even progress.
+    """
+    deadline_s = time.monotonic() + wait_s
+    received = b""
+    while len(received) < _OUTCOME_MAX_BYTES:
+        line, end, rest = received.partition(b"\n")
+        if end:
+            message, received = json.loads(line), rest
+            if "done" not in message:
+                return StartOutcome(str(message.get("error", "")), int(message.get("exit_code", 0)))
+            progress(int(message["done"]), int(message["of"]))
+            deadline_s = time.monotonic() + wait_s
+            continue
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if not select.select([fd], [], [], left_s)[0]:
+            raise TimeoutError
+        part = os.read(fd, 4096)
+        if not part:
+            return None
+        received += part
+    return None

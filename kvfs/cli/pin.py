@@ -1,4 +1,4 @@
-"""``kvfs pin``: keep files and directories from being evicted."""
+"""``kvfs pin``, ``kvfs unpin``: keep files and directories from being evicted, and let them go."""
 
 import argparse
 import json
@@ -140,3 +140,35 @@ def show(pinned: dict[str, Any], *, as_json: bool) -> None:
     for path, size_bytes in sorted(pinned["pins"].items()):
         print(f"{format_size(size_bytes):>12}  {printable(path)}")
     print(f"{format_size(pinned['pinned_bytes']):>12}  pinned")
+
+
+def configure_unpin(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "unpin",
+        run_unpin,
+        description="Remove the pin of PATHs; a PATH in a pinned directory becomes an exception to "
+        "its pin. With --match, remove the pin\nof each one that matches. With --all remove every "
+        "pin of the mount at PATH. Pins of the settings file stay.\nEnds with exit code 20 if "
+        "nothing matches.",
+        example="kvfs unpin /kv/system-prompts\n  kvfs unpin /kv --match 'lmcache/*@8@*'\n  "
+        "kvfs unpin --all /kv",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="+")
+    add_match(parser)
+    parser.add_argument("--all", action="store_true", help="all pins of the mount at PATH")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_unpin(args: argparse.Namespace) -> int:
+    """Remove pins, and print what is still pinned."""
+    if args.all and args.match is not None:
+        raise UsageError("--all is every pin; leave out --match")
+    where = locate(args.paths)
+    if args.all or args.match is not None:
+        pin_by_job(where, "unpin", args)
+    else:
+        ask_for_all(where, "unpin")
+        show(all_pins(where.socket), as_json=args.json)
+    return 0

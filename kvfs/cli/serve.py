@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from kvfs.cli.failures import explain
+from kvfs.cli.failures import explain, sigterm_raises
+from kvfs.cli.mount_background import ReadyPipe
 from kvfs.cli.mount_checks import check_place, prepare_mountpoint
-from kvfs.cli.ready_pipe import ReadyPipe
 from kvfs.cli.standard_streams import say
-from kvfs.cli.termination import sigterm_raises
 from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.mount_name import dead_path

@@ -1,15 +1,18 @@
-"""``kvfs status``: the state of the running servers."""
+"""``kvfs status``: the state of the running servers; without MOUNT, a line for each."""
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import LEAST_COLUMNS, columns_for_tables
+from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, table_lines
 from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.core.errors import NotMounted
+from kvfs.core.printable import printable
+from kvfs.core.sizes import format_size, shown_rate
 from kvfs.machine.mount_table import kvfs_at
 
 if TYPE_CHECKING:
@@ -17,6 +20,20 @@ if TYPE_CHECKING:
 
 #: Least width of the list; in it a long mountpoint is wrapped, and no figure is cut off.
 _LIST_COLUMNS: Final = 100
+#: Counters of what went wrong; ``kvfs doctor`` says what to do.
+_WRONG: Final = (
+    "lost_blocks",
+    "write_back_failures",
+    "damaged_rows",
+    "background_failures",
+    "follow_failures",
+)
+_COLUMNS: Final = (
+    Column("MOUNT", folds=True),
+    *(Column(name, right=True) for name in ("USED", "OF", "EVICTABLE", "BLOCKS", "HIT RATE")),
+    Column("DATA PATH"),
+    Column("HEALTH"),
+)
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -52,8 +69,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.all:
         _print_in_full(served)
     elif served:
-        from kvfs.cli.status_list import list_of
-
         for line in list_of(served, columns_for_tables(_LIST_COLUMNS)):
             print(line)
     for status in served:  # its server lives, but its mount is not visible here
@@ -78,3 +93,39 @@ def _print_in_full(statuses: list[dict[str, Any]]) -> None:
     for status in statuses:
         for lines in tables(status, width):
             print(*lines, sep="\n", end="\n\n")
+
+
+def list_of(statuses: Iterable[Mapping[str, Any]], columns: int) -> Iterator[str]:
+    """Yield the lines of the mounts with *statuses*; a long mountpoint takes several.
+
+    No figure is cut off, so a line may be longer than *columns*.
+    """
+    yield from table_lines(_COLUMNS, map(_row, statuses), columns)
+
+
+def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
+    sizes = (status.get(f"{name}_bytes") for name in ("used", "capacity", "evictable"))
+    blocks = status.get("blocks")
+    return (
+        printable(str(status.get("mountpoint", "?"))),
+        *("-" if size is None else format_size(size) for size in sizes),
+        "-" if blocks is None else f"{blocks:,}",
+        _hit_rate(status.get("cache")),
+        printable(str(status.get("data_path", "?"))),
+        _health(status),
+    )
+
+
+def _hit_rate(cache: object) -> str:
+    return shown_rate(cache.get("hit_rate") if isinstance(cache, Mapping) else None)
+
+
+def _health(status: Mapping[str, Any]) -> str:
+    """Return the health of the mount in a word or two; ``kvfs status MOUNT`` has the details."""
+    if status.get("device_lost"):
+        return "device lost"
+    if any(status.get(name) for name in _WRONG):
+        return "see kvfs doctor"
+    if status.get("warning"):
+        return "little evictable"
+    return "read only" if status.get("read_only") else "ok"

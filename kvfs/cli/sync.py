@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.arguments import OnMount, locate
+from kvfs.cli.follow import ASK_S, progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ServerGone, ask
 from kvfs.core.errors import NotDurable, ServeFailed
@@ -15,8 +16,6 @@ from kvfs.core.sizes import count_of, format_size
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: Time between two questions to the server about its progress.
-_ASK_S: Final = 0.05
 _TIMEOUT_S: Final = 600.0
 #: After this time without an answer the mount counts as dead.
 _TAKE_OVER_S: Final = 5.0
@@ -80,7 +79,7 @@ def _ask(where: OnMount, do: str, args: dict[str, Any]) -> dict[str, Any]:
         except (ServerGone, ServeFailed):
             if time.monotonic() >= until_s:
                 raise
-        time.sleep(_ASK_S)
+        time.sleep(ASK_S)
 
 
 def _rest(left: dict[str, Any]) -> dict[str, Any]:
@@ -91,24 +90,14 @@ def _follow(
     where: OnMount, wanted: dict[str, Any], until_s: float, *, quiet: bool
 ) -> dict[str, Any]:
     """Poll how much is left until nothing is or the time is over; return the last answer."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        disable=quiet or not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task("blocks durable", total=wanted["blocks"])
+    with progress_bar("blocks durable", quiet=quiet, counted=True) as show:
         while True:
             left = _ask(where, "synced", {"wait": wanted["wait"]})
             if "gone" in left:  # another server has taken over: ask it for a wait of its own
                 anew = _ask(where, "sync", {"paths": list(where.paths)})
                 wanted["wait"] = anew["wait"]
                 continue
-            bar.update(task, completed=max(0, wanted["blocks"] - left["blocks"]))
+            show(max(0, wanted["blocks"] - left["blocks"]), wanted["blocks"])
             if left["done"] or time.monotonic() >= until_s:
                 return left
-            time.sleep(_ASK_S)
+            time.sleep(ASK_S)

@@ -1,14 +1,23 @@
-"""The console for the tables of a command: standard output, never too narrow for them."""
+"""Tables on standard output, which is never too narrow for them: of plain text, and by rich.
 
+Plain text is for commands that answer at once: the import of rich takes longer.
+"""
+
+import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LEAST_COLUMNS: Final = 60
 _COLUMNS_WITHOUT_TERMINAL: Final = 120
+_GAP: Final = "  "
+_FOLDED_LEAST: Final = 10
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def columns_for_tables(least: int, without_terminal: int = _COLUMNS_WITHOUT_TERMINAL) -> int:
@@ -28,3 +37,76 @@ def console_for_tables(
 
     width = columns_for_tables(least, without_terminal)
     return Console(width=width, highlight=False, markup=False)
+
+
+class Column(NamedTuple):
+    """One column: figures stand on the right; the one that folds makes room for the others."""
+
+    heading: str = ""
+    right: bool = False
+    folds: bool = False
+    least: int = 0
+    """Its least width, in characters."""
+
+
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int
+) -> Iterator[str]:
+    """Yield the lines of a table, the headings first if there are any.
+
+    A cell may have several lines. Only cells of columns that fold are broken, so that a line may be
+    longer than *width* characters.
+    """
+    cells = [[cell.split("\n") for cell in row] for row in rows]
+    if any(column.heading for column in columns):
+        cells.insert(0, [[column.heading] for column in columns])
+    widths = [
+        max([column.least, *(len(line) for row in cells for line in row[number])])
+        for number, column in enumerate(columns)
+    ]
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    for number, column in enumerate(columns):
+        if column.folds and over > 0:
+            folded = max(widths[number] - over, len(column.heading), _FOLDED_LEAST)
+            over -= widths[number] - folded
+            widths[number] = folded
+    for row in cells:
+        folded_row = [_folded(lines, wide) for lines, wide in zip(row, widths, strict=True)]
+        for line in zip_longest(*folded_row, fillvalue=""):
+            placed = (
+                text.rjust(wide) if column.right else text.ljust(wide)
+                for text, wide, column in zip(line, widths, columns, strict=True)
+            )
+            yield _GAP.join(placed).rstrip()
+
+
+def headed(text: str) -> str:
+    """Return *text* as a heading: bold on a terminal, unless NO_COLOR is set."""
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        return f"{_BOLD}{text}{_PLAIN}"
+    return text
+
+
+def _folded(lines: Iterable[str], wide: int) -> list[str]:
+    """Return *lines* broken at *wide* characters, after a word that ends in the second half."""
+    found = []
+    for line in lines:
+        rest = line
+        while len(rest) > wide:
+            at = rest.rfind(" ", wide // 2, wide + 1)
+            if at < 0:
+                found.append(rest[:wide])
+                rest = rest[wide:]
+            else:
+                found.append(rest[:at])
+                rest = rest[at + 1 :]
+        found.append(rest)
+    return found
+
+
+def shown_time(time_s: float) -> str:
+    """Return a time for a reader, in the largest unit of which it has at least two."""
+    for unit, unit_s in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if time_s >= 2 * unit_s:
+            return f"{time_s / unit_s:,.1f} {unit}"
+    return f"{time_s:,.1f} s"

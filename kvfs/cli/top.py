@@ -1,22 +1,32 @@
-"""``kvfs top``: hit rate and throughput of the caches, live, with a line per directory."""
+"""``kvfs top``, ``kvfs events``: what happens now.
+
+The first shows hit rate and throughput of the caches, with a line for each directory; the second
+prints a line of JSON for each event of a block.
+"""
 
 import argparse
 import json
 import math
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import console_for_tables
+from kvfs.cli.tables import console_for_tables, shown_time
 from kvfs.client.servers import answers_and_dead, complaint, status_of
-from kvfs.core.cache_rates import rates
-from kvfs.core.errors import NotMounted, UsageError
+from kvfs.core.cache_rates import Rates, busiest, rates
+from kvfs.core.errors import NotMounted, NotRoot, UsageError
+from kvfs.core.mount_name import events_path, name_of
+from kvfs.core.printable import printable
+from kvfs.core.sizes import format_size, shown_rate
+from kvfs.machine.mount_table import resolve_mountpoint
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
 
     from kvfs.cli.parser import Subparsers
 
@@ -27,6 +37,12 @@ _FRAME_LINES: Final = 5
 
 #: One mount: its status, and what happened since the previous look (cache_rates.py).
 Seen = tuple[dict[str, Any], dict[str, Any]]
+_COLUMNS: Final = ("hit rate", "hits/s", "misses/s", "loaded/s", "stored/s", "so far", "evicted/s")
+#: ``1023.99 MiB`` and a space.
+_COLUMN_WIDTH: Final = 12
+_NAME_COLUMNS: Final = 14
+#: Lines about the stream itself, not about a block (docs/events.md).
+_OF_THE_STREAM = frozenset({"hello", "quiet"})
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -133,6 +149,110 @@ def _show(looks: Iterator[list[Seen]]) -> None:
 def _drawn(seen: list[Seen], lines_max: int, columns: int) -> "Group":
     from rich.console import Group
 
-    from kvfs.cli.top_screen import screen
-
     return Group(*(screen(status, found, lines_max, columns) for status, found in seen))
+
+
+def screen(
+    status: Mapping[str, Any], found: Mapping[str, Any], lines_max: int, columns: int
+) -> "Table":
+    """Return the table of one mount: its *status*, and the rates *found* since the last look.
+
+    At most *lines_max* directories, the busiest first. It leaves out what *columns* have no room
+    for, because a figure over two lines cannot be read.
+    """
+    from rich.table import Table
+
+    table = Table(
+        title=_heading(status),
+        box=None,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        pad_edge=False,
+    )
+    table.add_column("directory", overflow="fold", min_width=_NAME_COLUMNS)
+    for column in _COLUMNS[: max(1, (columns - _NAME_COLUMNS) // _COLUMN_WIDTH)]:
+        table.add_column(column, justify="right", no_wrap=True)
+    shown = len(table.columns) - 1
+    cache = status["cache"]
+    table.add_row("(all)", *_cells(found["total"], cache["hit_rate"])[:shown], style="bold")
+    for name, each in busiest(found["directories"], lines_max):
+        so_far = cache["directories"].get(name, {}).get("hit_rate")
+        table.add_row(printable(name), *_cells(each, so_far)[:shown])
+    hidden = len(found["directories"]) - lines_max
+    if hidden > 0:
+        table.add_row(f"({hidden} more)")
+    return table
+
+
+def _heading(status: Mapping[str, Any]) -> str:
+    used, capacity = format_size(status["used_bytes"]), format_size(status["capacity_bytes"])
+    device = status["cache"].get("device", {})  # the running server may be an older one
+    parts = [f"{used} of {capacity}", f"{status['blocks']:,} blocks"]
+    if device.get("write_rate") is not None:
+        parts.append(f"{format_size(int(device['write_rate']))}/s written to the device")
+    if device.get("endurance_left") is not None:
+        parts.append(f"{shown_rate(device['endurance_left'])} of its endurance left")
+    parts.append(f"up {shown_time(status['cache']['uptime_s'])}")
+    return f"{printable(str(status['mountpoint']))}   {', '.join(parts)}"
+
+
+def _cells(found: Rates, so_far: float | None) -> list[str]:
+    loaded, stored, evicted = (
+        format_size(int(found[f"{kind}_bytes"] or 0)) for kind in ("loaded", "stored", "evicted")
+    )
+    counts = [f"{found[kind] or 0:,.0f}" for kind in ("hits", "misses")]
+    return [shown_rate(found["hit_rate"]), *counts, loaded, stored, shown_rate(so_far), evicted]
+
+
+def configure_events(subparsers: "Subparsers") -> None:
+    """Add the verb's parser."""
+    parser = add_verb(
+        subparsers,
+        "events",
+        run_events,
+        description="Print what happens to the blocks of MOUNT from now on, a line of JSON for "
+        "each: stored, missing, evicted, removed.\nEnds with the mount, or at Ctrl-C. A program "
+        "reads the same lines from /run/kvfs/NAME.events itself.",
+        example="kvfs events /kv\n  kvfs events /kv --count 100",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNT")
+    parser.add_argument("--count", metavar="N", type=int, help="end after N events")
+
+
+def run_events(args: argparse.Namespace) -> int:
+    """Print lines until the stream ends."""
+    if args.count is not None and args.count < 1:
+        raise UsageError("--count must be greater than 0")
+    left = args.count
+    try:
+        for line in _event_lines(_events_path(args.mountpoint)):
+            if json.loads(line)["event"] in _OF_THE_STREAM:
+                continue
+            print(line, flush=True)
+            if left is not None and (left := left - 1) == 0:
+                break
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+    return 0
+
+
+def _events_path(mountpoint: str) -> str:
+    try:
+        return events_path(str(status_of(mountpoint)["name"]))
+    except NotRoot:  # the events may be for others, too (events_socket_mode)
+        return events_path(name_of(resolve_mountpoint(mountpoint)))
+
+
+def _event_lines(path: str) -> Iterator[str]:
+    """Yield the lines of the stream at *path*. Raises NotMounted, NotRoot."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            connection.connect(path)
+        except PermissionError:
+            raise NotRoot(f"{path} is for root; see the setting events_socket_mode") from None
+        except OSError as error:
+            raise NotMounted(f"no events at {path}: {error.strerror}") from None
+        with connection.makefile("r", encoding="utf-8", newline="\n") as stream:
+            for line in stream:
+                yield line.rstrip("\n")

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.caller import need_root
 from kvfs.cli.dead_place import free_place
+from kvfs.cli.failures import need_root
 from kvfs.cli.mount_settings import read_settings_file
 from kvfs.cli.parser import add_verb
 from kvfs.client.dead_mount import (

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.arguments import OnMount, locate
-from kvfs.cli.caller import need_root
+from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ask
 from kvfs.client.subprocesses import program_again

@@ -5,7 +5,6 @@ tests/connectors.
 """
 
 import argparse
-import importlib
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.cli.main import VERBS
+from kvfs.cli.main import VERBS, configure_verb
 from kvfs.cli.parser import OneLineParser
 from tests.support.mounts.mounting import ROOT
 from tests.support.rules.documented import Statement, quoted, statements
@@ -87,7 +86,7 @@ def test_no_list_names_what_nobody_shows() -> None:
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """Return the real parser of one verb."""
     subparsers = OneLineParser(prog="kvfs", allow_abbrev=False).add_subparsers()
-    importlib.import_module(f"kvfs.cli.{verb}").configure(subparsers)
+    configure_verb(verb, subparsers)
     found = subparsers.choices[verb]
     assert isinstance(found, argparse.ArgumentParser)
     return found

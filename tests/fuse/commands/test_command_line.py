@@ -13,8 +13,7 @@ from kvfs import __version__
 from kvfs.cli import mkfs, mount_background
 from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, explain
 from kvfs.cli.main import VERBS, main
-from kvfs.cli.mount_background import StartFailed, start_in_background
-from kvfs.cli.ready_pipe import ReadyPipe, wait_for_outcome
+from kvfs.cli.mount_background import ReadyPipe, StartFailed, start_in_background, wait_for_outcome
 from kvfs.core import errors
 from kvfs.core.errors import (
     CommandError,
@@ -338,7 +337,7 @@ def test_what_only_asks_or_refuses_imports_nothing_heavy(arguments: tuple[str, .
 def test_destroy_asks_only_somebody_who_can_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvfs.cli.destroy.need_root", lambda _what: None)
+    monkeypatch.setattr("kvfs.cli.mkfs.need_root", lambda _what: None)
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115 - pytest closes it
     with sys.stdin:
         exit_code, line = failed("destroy", "/none", capsys=capsys)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.cli.status_list import list_of
+from kvfs.cli.status import list_of
 from kvfs.cli.status_table import tables
 from kvfs.client.control_socket import ask
 from kvfs.core.errors import NotRoot, UsageError

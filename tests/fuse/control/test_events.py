@@ -194,7 +194,7 @@ def test_the_verb_says_what_is_wrong(mount: Mounted, tmp_path: Path, kvfs_only: 
 def test_a_stranger_is_told_which_setting_lets_it_in(mount: Mounted, kvfs_only: None) -> None:
     """Run by the code of the command, since the interpreter of a test may be closed to others."""
     program = (
-        "import os, sys; import kvfs.cli.main, kvfs.cli.events, kvfs.client.servers;"
+        "import os, sys; import kvfs.cli.main, kvfs.cli.top, kvfs.client.servers;"
         f"os.setresuid({NOBODY}, {NOBODY}, {NOBODY});"
         f"sys.exit(kvfs.cli.main.main(['events', {str(mount.path)!r}]))"
     )

@@ -98,12 +98,7 @@ kvfs.cli.serve.import_all()
 print(json.dumps([sorted(sys.modules), len(os.listdir("/proc/self/task"))]))
 """
 #: Of the command that starts a server, and prints.
-NOT_A_SERVERS: Final = frozenset(
-    {
-        "kvfs.cli.mount_background",
-        *("rich.table", "rich.console", "rich.text", "rich.progress"),
-    }
-)
+NOT_A_SERVERS: Final = frozenset({"rich.table", "rich.console", "rich.text", "rich.progress"})
 
 
 def imported_late(path: Path) -> set[str]:
