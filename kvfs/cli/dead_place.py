@@ -1,12 +1,16 @@
-"""Frees a mountpoint of dead mounts, or keeps one there until another server mounts."""
+"""Frees a mountpoint of dead mounts, or keeps one there until another server mounts.
+
+An NFS server goes on serving a dead mount, until a command ends that.
+"""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kvfs.client.dead_mount import SOURCE_WAIT_S, DeadMount, dead_mount_at, take_away
+from kvfs.client.nfs.ganesha import exports_below, ganeshas, restart_of
+from kvfs.client.nfs.nfsd import taken_exports
 from kvfs.core.errors import CommandError
-from kvfs.doctor.holders import note_of_servers
 from kvfs.machine.mount_table import FS_TYPE, mounts
 
 
@@ -44,6 +48,27 @@ def hold_place(mountpoint: str, stand_in: Callable[[DeadMount], None]) -> Place:
         _let_go(dead, take_away if left else stand_in)
         lines.append(f"replaces a dead mount of {dead.mount.source} at {mountpoint}{served}")
     return Place(lines, is_held=bool(lines))
+
+
+def still_serving(mountpoint: str) -> Iterator[tuple[str, str]]:
+    """Yield each NFS server of *mountpoint*, and the command that has it open the path anew.
+
+    Both keep the file system they found there: nfsd until its caches are flushed (exportfs(8)),
+    Ganesha until it ends. The path itself, which may hang, is not looked at.
+    """
+    if taken_exports(mountpoint):
+        yield "the NFS server (nfsd)", "exportfs -f"
+    for server in ganeshas(mountpoint):
+        if server.open_files or exports_below(server, mountpoint):
+            yield f"NFS-Ganesha (process {server.pid})", restart_of(server)
+
+
+def note_of_servers(mountpoint: str) -> str:
+    """Return clauses that say who still serves the dead mount at *mountpoint*; or "" if none do."""
+    return "".join(
+        f"; {who} still serves the dead one: `{command}` ends that"
+        for who, command in still_serving(mountpoint)
+    )
 
 
 def _let_go(dead: DeadMount, by: Callable[[DeadMount], None]) -> None:

@@ -3,14 +3,16 @@
 import argparse
 import contextlib
 import errno
+import glob
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.dead_place import free_place
+from kvfs.cli.dead_place import free_place, note_of_servers
 from kvfs.cli.failures import need_root
-from kvfs.cli.mount_settings import read_settings_file
+from kvfs.cli.mount import read_settings_file
 from kvfs.cli.parser import add_verb
 from kvfs.client.dead_mount import (
     SOURCE_WAIT_S,
@@ -20,6 +22,7 @@ from kvfs.client.dead_mount import (
     wait_for_end,
 )
 from kvfs.client.liveness import was_killed
+from kvfs.client.nfs.nfsd import taken_exports, way_out
 from kvfs.client.servers import remove_dead_sockets, server_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import (
@@ -31,7 +34,6 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.settings import Settings
-from kvfs.doctor.holders import held_by_kernel, note_of_servers
 from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
 from kvfs.machine.mounted_elsewhere import note_of, where_in_use
 from kvfs.machine.mountpoint_guard import unguard
@@ -210,5 +212,17 @@ def _held_by(mountpoint: str) -> str:
     """Return which processes hold the mount, as far as can be found out in bounded time."""
     seen = seen_in_time("kvfs.client.processes_on_mount", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
-    holders += held_by_kernel(mountpoint)
+    holders += _held_by_kernel(mountpoint)
     return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it anyway"
+
+
+def _held_by_kernel(mountpoint: str) -> Iterator[str]:
+    """Yield a clause for each holder of *mountpoint*, with the command that ends it."""
+    if taken := taken_exports(mountpoint):
+        yield f"the NFS server (nfsd, which is no process): {way_out(mountpoint, taken)}"
+    for path in sorted(glob.glob("/sys/block/loop*/loop/backing_file")):
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            backing = file.read().removesuffix("\n")
+        if backing.startswith(f"{mountpoint}/"):
+            device = f"/dev/{path.split('/')[3]}"
+            yield f"loop device {device}: `losetup --detach {device}` ends that"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvfs.client.nfs.exports import Export
 from kvfs.client.nfs.ganesha import Ganesha
+from kvfs.client.nfs.nfsd import Export
 
 
 class Disk(NamedTuple):

@@ -8,9 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvfs.client.nfs.exports import Export
 from kvfs.client.nfs.ganesha import ganeshas
-from kvfs.client.nfs.nfsd import told_exports
+from kvfs.client.nfs.nfsd import Export, told_exports
 from kvfs.client.servers import status_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, NotMounted, UsageError
@@ -28,8 +27,7 @@ from kvfs.doctor.facts import (
     Xfs,
 )
 from kvfs.doctor.gather_connectors import limits_of_file
-from kvfs.doctor.gather_disks import Drives, xfs_on
-from kvfs.doctor.gather_process import cpus_of, limits_of
+from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
 from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvfs.client.user_file import read_file
-from kvfs.doctor.connector_habits import fails_requests, keeps_file_per_key, serves_below
 from kvfs.doctor.connector_settings import (
     LMCACHE_CONFIG,
+    fails_requests,
     from_command_line,
     from_environment,
     from_settings,
+    keeps_file_per_key,
+    serves_below,
 )
 from kvfs.doctor.facts import ConnectorHabit, ConnectorLimit
 

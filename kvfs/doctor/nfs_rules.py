@@ -6,7 +6,6 @@ exports(5) and nfs(5).
 import shlex
 from typing import Final
 
-from kvfs.client.nfs.exports import Export, options_of, own_fsid
 from kvfs.client.nfs.ganesha import Ganesha, exports_below, restart_of
 from kvfs.client.nfs.ganesha_config import (
     FIT,
@@ -18,6 +17,7 @@ from kvfs.client.nfs.ganesha_config import (
     filesystem_id_of,
     parse,
 )
+from kvfs.client.nfs.nfsd import Export, options_of, own_fsid
 from kvfs.client.nfs.squash import NONE, Root, Squash, fitting
 from kvfs.core.sizes import count_of, format_size
 from kvfs.doctor.facts import Facts, NfsMount

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kvfs.bench.jobs import Job, JobKind, Mode, Work
-from kvfs.bench.output import build_report, row_of
-from kvfs.bench.plot import plot
+from kvfs.bench.output import build_report, plot, row_of
 from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
 from kvfs.core.sizes import MIB
 

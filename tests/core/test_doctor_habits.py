@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.doctor.connector_habits import fails_requests, keeps_file_per_key, serves_below
 from kvfs.doctor.connector_rules import file_per_key, load_failures
+from kvfs.doctor.connector_settings import fails_requests, keeps_file_per_key, serves_below
 from kvfs.doctor.facts import ConnectorHabit, Facts
 from kvfs.doctor.finding import Severity
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.client.nfs.exports import Export
+from kvfs.client.nfs.nfsd import Export
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Facts, NfsMount, ReadAhead
 from kvfs.doctor.finding import Finding, Severity

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.client.nfs.exports import parse_exports
+from kvfs.client.nfs.nfsd import parse_exports
 from kvfs.doctor.connector_settings import (
     from_command_line,
     from_environment,

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.client.nfs import ganesha_config
-from kvfs.client.nfs.exports import export_line, options_of, own_fsid, parse_exports
 from kvfs.client.nfs.ganesha import config_of
 from kvfs.client.nfs.ganesha_config import (
     FIT,
@@ -26,6 +25,7 @@ from kvfs.client.nfs.ganesha_config import (
     includes,
     parse,
 )
+from kvfs.client.nfs.nfsd import export_line, options_of, own_fsid, parse_exports
 from kvfs.client.nfs.plan import CLIENT_OPTIONS, ExportPlan, client_of
 from kvfs.client.nfs.squash import ALL, KINDS, NOBODY_ID, NONE, ROOT, Root, Squash, fitting
 from kvfs.core.errors import UsageError

@@ -1,24 +1,39 @@
-"""`kvfs export`: plan the export of a mount, and write or remove its configuration file."""
+"""`kvfs export`: plan the export of a mount, and write or remove its configuration file.
 
+The file is kvfs's own; files of others are never changed.
+"""
+
+import contextlib
+import errno
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from kvfs.client.nfs.exports import own_fsid
 from kvfs.client.nfs.ganesha import CONFIG, ganeshas, read_configuration, reload_of
-from kvfs.client.nfs.nfsd import EXPORTS_DIRECTORY
-from kvfs.client.nfs.own_file import own_text, remove_own, write_own
-from kvfs.client.nfs.plan import GANESHA, NFSD, ExportPlan, WantedExport, client_of, plan_nfsd
-from kvfs.client.nfs.plan_ganesha import choose_server, plan_ganesha
+from kvfs.client.nfs.nfsd import EXPORTS_DIRECTORY, own_fsid
+from kvfs.client.nfs.plan import (
+    GANESHA,
+    NFSD,
+    ExportPlan,
+    WantedExport,
+    choose_server,
+    client_of,
+    marked,
+    plan_ganesha,
+    plan_nfsd,
+)
 from kvfs.client.nfs.squash import Root, fitting
 from kvfs.client.servers import status_of
-from kvfs.core.errors import ConfigForeign, ServeFailed, UsageError
+from kvfs.core.errors import ConfigForeign, ConfigUnwritable, ServeFailed, UsageError
 from kvfs.core.mount_name import name_of
 from kvfs.machine.mount_table import resolve_mountpoint
 
 _REREAD: Final = "exportfs -ra"
+_OWN_MAX_BYTES: Final = 64 << 10
+_NO_LINK: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Removed(NamedTuple):
@@ -105,3 +120,67 @@ def _of_ganesha(mountpoint: str, config: str) -> Iterator[tuple[str, str]]:
     for path in [config] if config else sorted({CONFIG, *running}):
         server = running.get(path)
         yield path, reload_of(server) if server is not None else ""
+
+
+def own_text(path: str, name: str) -> str | None:
+    """Return what the file *path* of the mount *name* holds; None where there is none.
+
+    Raises ConfigForeign if it is somebody else's, ConfigUnwritable if it cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigForeign(f"{path} is a symlink, which kvfs did not make") from None
+        raise _refused(path, error) from None
+    with open(fd, "rb") as file:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        text = file.read(_OWN_MAX_BYTES).decode(errors="surrogateescape") if is_file else ""
+    if not text.startswith(marked("", name)):
+        raise ConfigForeign(f"{path} is not kvfs's: move it away, or keep what it says")
+    return text
+
+
+def write_own(path: str, name: str, text: str) -> bool:
+    """Replace *path* by *text*; return whether anything changed. Raises as own_text.
+
+    Its directory is made if only that is missing.
+    """
+    if own_text(path, name) == text:
+        return False
+    directory, base = os.path.split(path)
+    draft = f"{directory}/.{base}.{os.getpid()}"
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o755)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o644)
+        try:
+            with open(fd, "wb") as file:
+                os.fchmod(fd, 0o644)
+                file.write(text.encode(errors="surrogateescape"))
+                file.flush()
+                os.fsync(fd)
+            os.rename(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    except OSError as error:
+        raise _refused(path, error) from None
+    return True
+
+
+def remove_own(path: str, name: str) -> bool:
+    """Remove *path*; return whether it was there. Raises as own_text."""
+    if own_text(path, name) is None:
+        return False
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise _refused(path, error) from None
+    return True
+
+
+def _refused(path: str, error: OSError) -> ConfigUnwritable:
+    return ConfigUnwritable(f"{path}: {error.strerror or error}")

@@ -21,8 +21,7 @@ from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAhead
 from kvfs.doctor.gather import gather
-from kvfs.doctor.gather_disks import Drives, xfs_on
-from kvfs.doctor.gather_process import parse_ranges
+from kvfs.doctor.gather_machine import Drives, parse_ranges, xfs_on
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.machine.mount_table import mounts
 from tests.support.mounts.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace

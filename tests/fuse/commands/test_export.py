@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from kvfs.client.nfs.exports import parse_exports
+from kvfs.client.nfs.nfsd import parse_exports
 from kvfs.client.nfs.squash import ROOT, Squash
 from kvfs.core import errors
 from kvfs.core.mount_name import name_of

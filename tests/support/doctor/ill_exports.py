@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from kvfs.client.nfs.exports import Export
 from kvfs.client.nfs.ganesha import Configuration, Ganesha
+from kvfs.client.nfs.nfsd import Export
 from kvfs.doctor.facts import NfsMount
 from kvfs.doctor.finding import Severity
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from kvfs.client.nfs.exports import Export
+from kvfs.client.nfs.nfsd import Export
 from kvfs.doctor.facts import (
     BackingFs,
     Below,

@@ -44,7 +44,7 @@ FLOORS: Final = (
 
 #: Values and rules: no machine, no clock. Of doctor's the rules, and not what gathers facts.
 _PURE: Final = ("kvfs.core.", "kvfs.doctor.")
-_GATHERS: Final = ("kvfs.doctor.gather", "kvfs.doctor.holders", "kvfs.doctor.below_mount")
+_GATHERS: Final = ("kvfs.doctor.gather", "kvfs.doctor.below_mount")
 
 
 def floor_of(module: str) -> str | None:
