@@ -78,7 +78,7 @@ class Writing:
     renamed = False
     #: A file server emptied it: other programs do not find it until it is whole.
     emptied = False
-    #: Several processes opened it while it was empty, each to write it (lock_files.py).
+    #: Several processes opened it while it was empty, each to write it (findings.py).
     met = False
     #: A lock of one of its writers was seen.
     locked = False

@@ -24,7 +24,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.engine.names.moved import show_drafts_anew
+from kvfs.engine.names.tree_change import show_drafts_anew
 from kvfs.pool.durable.identities import carries_identity
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool

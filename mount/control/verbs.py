@@ -10,8 +10,16 @@ from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
 from kvfs.core.types import InodeNo
 from kvfs.engine.durability.verifier import VerifyProgress, verify_all
 from kvfs.engine.eviction.by_command import Order, Progress, carry_out
-from kvfs.engine.hottest import hottest, path_and_size
-from kvfs.engine.names.named import STEP, Named, files_below, find, named, pattern_of
+from kvfs.engine.names.named import (
+    STEP,
+    Named,
+    files_below,
+    find,
+    hottest,
+    named,
+    path_and_size,
+    pattern_of,
+)
 from kvfs.engine.pins_by_command import (
     PinProgress,
     pin,

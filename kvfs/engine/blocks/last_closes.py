@@ -12,7 +12,7 @@ from typing import Final
 from kvfs.core.errors import KvfsError
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.engine.rewrite.lock_files import LockFiles
+from kvfs.engine.rewrite.findings import LockFiles
 from kvfs.engine.rewrite.old_versions import OldVersions
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.open_notes import UNTOLD

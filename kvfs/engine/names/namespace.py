@@ -26,8 +26,7 @@ from kvfs.core.lifecycle import State
 from kvfs.core.rewriting import FORMER_NAME
 from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
-from kvfs.engine.names.moved import follow, renamed
-from kvfs.engine.names.tree_change import Move, TreeChange, directory_record
+from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
 from kvfs.pool.durable.identities import carries_identity

@@ -4,6 +4,9 @@ They are the name's row, the directory's row for it, the inode's record and attr
 of names in its directory, the pool's counters, and what its owner is charged. They are written only
 here (tests/engine/test_tree_change.py). Recovery changes an index that no pool has open, and counts
 it anew at the end. It uses the functions below that write rows into a bare transaction.
+
+A rename also changes the state of the inode that moves, and what depends on its name: ``renamed``
+and ``follow``.
 """
 
 import contextlib
@@ -14,7 +17,13 @@ from kvfs.core.changed import NO_ATTRIBUTES, Attributes, Changed, Why
 from kvfs.core.errors import Damaged, DeadInode, NotADirectory
 from kvfs.core.eviction_reason import Reason
 from kvfs.core.inode_rules import counted
+from kvfs.core.lifecycle import UNFINISHED, Event, State, after
+from kvfs.core.second_tries import Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
+from kvfs.machine.processes import Maker
+from kvfs.pool.open.measure import measured
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
 from kvfs.pool.pool_change import PoolChange
 from kvfs.storage.index import Index
@@ -147,23 +156,23 @@ class TreeChange(PoolChange):
 
         Raises DeadInode, NotADirectory.
         """
-        for ino, before, after in moves:
-            stays = before.parent == after.parent
+        for ino, before, moved in moves:
+            stays = before.parent == moved.parent
             self._count(before, 0 if stays else -1)
             if not stays:
-                self._count(after, 1)
+                self._count(moved, 1)
             self.txn.delete_name(before.parent, before.name, ino)
-        for ino, before, after in moves:
-            growth_bytes = after.allocated_bytes - before.allocated_bytes
+        for ino, before, moved in moves:
+            growth_bytes = moved.allocated_bytes - before.allocated_bytes
             if growth_bytes:  # bytes written since the index's checkpoint (recovery)
                 used_bytes = self._counters.used_bytes + growth_bytes
                 self._counters = self._counters._replace(used_bytes=used_bytes)
-            put_rows(self.txn, ino, after)
+            put_rows(self.txn, ino, moved)
             # A file says so (recovery), since a rename does not change the owner.
-            theirs = self._attributes(ino) if before.uid != after.uid else NO_ATTRIBUTES
-            self._changes.append(Changed(ino, before, after, why, theirs, theirs))
-            if after.sequence > self._counters.sequence:
-                self._counters = self._counters._replace(sequence=after.sequence)
+            theirs = self._attributes(ino) if before.uid != moved.uid else NO_ATTRIBUTES
+            self._changes.append(Changed(ino, before, moved, why, theirs, theirs))
+            if moved.sequence > self._counters.sequence:
+                self._counters = self._counters._replace(sequence=moved.sequence)
 
     def take_attributes(self, ino: InodeNo, record: InodeRecord, attributes: Attributes) -> None:
         """Give *ino*, whose final record is *record*, its file's *attributes* and no others."""
@@ -221,3 +230,51 @@ class TreeChange(PoolChange):
         for ino, attributes in self._left.items():
             if (opened := self._tree.open_inodes.get(ino)) is not None:
                 opened.attributes = attributes
+
+
+def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:
+    """Whether a rename by *who* publishes *record* at once, and not at its last close."""
+    if not stat.S_ISREG(record.mode):
+        return False
+    if opened is None or not opened.writers:
+        # A draft without a writer waits for its OPEN (truncating_open.py) and has no bytes yet.
+        return record.state not in UNFINISHED
+    own = record.state in UNFINISHED and (who is None or who == opened.maker)
+    return own and not opened.torn
+
+
+def renamed(
+    pool: Pool, opened: OpenInode | None, record: InodeRecord, who: Maker | None
+) -> InodeRecord:
+    """Return *record* as a rename by *who* to another name leaves it: a block is published."""
+    if not _publishes(opened, record, who):
+        return record
+    state = after(State(record.state), Event.RENAME)
+    if opened is not None and opened.writers and opened.fd >= 0:
+        # It was renamed before its close (llm-d), or the RELEASE comes after the RENAME.
+        now = measured(pool.syscalls, opened, record)
+        record = now._replace(allocated_bytes=record.allocated_bytes)
+    return record._replace(state=state, maker_tgid=0, maker_birth=0)
+
+
+def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
+    """Apply the new directory's policies (who sees drafts, ranks) after *move* was committed."""
+    ino, before, record = move
+    former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
+    is_directory = stat.S_ISDIR(record.mode)
+    if not is_directory and record.state not in UNFINISHED:
+        return
+    left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
+    if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:
+        show_drafts_anew(pool)
+    ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
+    if is_directory and (pool.settings.policies or ranks_differ):
+        room.rank_anew()
+
+
+def show_drafts_anew(pool: Pool) -> None:
+    """Drop draft names from the kernel's cache, because it changed who may see them."""
+    for ino in pool.open_inodes.written:
+        record = pool.index.inode_or_miss(ino)
+        if record is not None and record.state in UNFINISHED:
+            pool.kernel.name_vanished(record.parent, record.name)

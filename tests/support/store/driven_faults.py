@@ -30,7 +30,7 @@ _MOMENTS: Final = {
     "rebuild joins": "kvfs.engine.recovery.rebuild._Rebuild._join",
     "rebuild runs": "kvfs.engine.recovery.rebuild._Rebuild.run",
     "rows are checked": "kvfs.engine.recovery.fsck.RowCheck.run",
-    "a lock is looked for": "kvfs.engine.rewrite.lock_files.holders",
+    "a lock is looked for": "kvfs.engine.rewrite.findings.holders",
     "index is compacted": "kvfs.engine.recovery.recovery.compact_index",
 }
 
