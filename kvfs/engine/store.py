@@ -34,10 +34,8 @@ from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
-from kvfs.engine.rewrite.displaced import DisplacedDrafts
-from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
 from kvfs.engine.totals import Totals, for_blocks_bytes, kept_bytes, totals
-from kvfs.engine.visibility import Visibility
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.measure import stamp_ns
@@ -237,7 +235,7 @@ class Store:
                 for changed in ((parent, name), (new_parent, new_name)):
                     self.pool.kernel.name_vanished(*changed)
                 return replaced
-        if renames and truncating.fought_over(parent, name):
+        if renames and truncating.displaced.fought_over(parent, name):
             truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
         if who == SERVER and renames:
             self.blocks.served.renames(self.namespace.lookup(parent, name))

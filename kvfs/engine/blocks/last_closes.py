@@ -13,7 +13,7 @@ from kvfs.core.errors import KvfsError
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.rewrite.findings import LockFiles
-from kvfs.engine.rewrite.old_versions import OldVersions
+from kvfs.engine.rewrite.versions import OldVersions
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.open_notes import UNTOLD
 from kvfs.pool.pool import Pool

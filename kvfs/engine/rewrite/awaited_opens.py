@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Final
 
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.engine.rewrite.displaced import DisplacedDrafts
+from kvfs.engine.rewrite.versions import DisplacedDrafts
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ready_extents import ReadyExtent
 from kvfs.pool.pool import Pool

@@ -17,7 +17,6 @@ from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.rewriting import (
     AWAITED,
-    CONTENDED,
     LOOKUP,
     LOSES_NAME,
     OPEN,
@@ -26,7 +25,7 @@ from kvfs.core.rewriting import (
     Found,
     Try,
 )
-from kvfs.core.second_tries import Place, Recent, Refusal, Refusals
+from kvfs.core.second_tries import Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
@@ -95,7 +94,6 @@ class TruncatingOpens:
         self._awaited = awaited
         #: Opens with O_TRUNC that were answered ESTALE, which the kernel tries once more.
         self.refusals = Refusals()
-        self._contended: Recent[Place, bool] = Recent(CONTENDED)
         self.displaced = awaited.displaced
         self.old = self.displaced.old
         self._read_on = ReadOn(pool)
@@ -144,7 +142,7 @@ class TruncatingOpens:
 
         None of them may publish it by a rename, while others may write to it.
         """
-        self._contended.note((record.parent, record.name), True, self._pool.monotonic_s())
+        self.displaced.note_fight(record)
         self.lock_files.meet(opened)
 
     def _note(self) -> None:
@@ -273,8 +271,7 @@ class TruncatingOpens:
         keeps = LOSES_NAME[self._findings.loser(ino, record, taker)]
         if keeps.for_rename:
             self._awaited.displace(ino, record)
-            place = (record.parent, record.name)
-            self._contended.note(place, True, self._pool.monotonic_s())
+            self.displaced.note_fight(record)
         if hides and keeps.stands_in:
             self.old.keep_nothing(fresh)
         else:
@@ -289,10 +286,6 @@ class TruncatingOpens:
         return ino in self._awaited
 
     # ---- drafts without a name ----
-
-    def fought_over(self, parent: InodeNo, name: bytes) -> bool:
-        """Whether writers took this name from each other a moment ago."""
-        return self._contended.of((parent, name), self._pool.monotonic_s()) is not None
 
     def refuse_unfinished(self, ino: InodeNo, who: Maker) -> None:
         """Raise NotFound if *ino* is the draft of another process, and *who* has lost its own.
