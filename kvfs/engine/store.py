@@ -15,8 +15,7 @@ from kvfs.core.types import InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
-from kvfs.engine.blocks.stop import close_all
-from kvfs.engine.blocks.taken_over import TakenOver
+from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
 from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass

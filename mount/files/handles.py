@@ -19,7 +19,7 @@ from typing import Final
 
 from kvfs.core.errors import BadHandle
 from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, BackingId, HandleNo, InodeNo
-from kvfs.engine.blocks.doubts import Closing
+from kvfs.engine.blocks.publishing import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode

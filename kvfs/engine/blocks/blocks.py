@@ -15,12 +15,10 @@ from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.rewriting import Answer
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
-from kvfs.engine.blocks.doubts import Closing, Doubts
-from kvfs.engine.blocks.emptying import Emptying
-from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.closes import Doubts, LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
-from kvfs.engine.blocks.publishing import Publishing
-from kvfs.engine.blocks.served import Served
+from kvfs.engine.blocks.publishing import Closing, Publishing
+from kvfs.engine.blocks.served import Emptying, Served
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens

@@ -7,13 +7,12 @@ index transaction, or by removing the name.
 import contextlib
 import logging
 import stat
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import HELD, LEASES, UNFINISHED, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord, round_up
-from kvfs.engine.blocks.doubts import Closing
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
@@ -22,6 +21,20 @@ from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
+
+
+class Closing(NamedTuple):
+    """The last FLUSH of a handle: its thread, that thread's fate, and the extent at that moment.
+
+    ``size_bytes`` is -1 without a FLUSH: the file was never a descriptor of a process.
+    """
+
+    tid: int
+    closer: Maker
+    fate: Fate
+    at_s: float
+    size_bytes: int
+    mtime_ns: int
 
 
 class Publishing:

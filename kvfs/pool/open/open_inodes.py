@@ -70,7 +70,7 @@ class OpenInode(Writing):
     served_passing = 0
     #: Bytes of the capacity that ``served_passing`` keeps, as last counted (served.py).
     passing_bytes = 0
-    #: Whether one of ``served_writers`` has no handle: it keeps an emptied file open (emptying.py).
+    #: Whether one of ``served_writers`` has no handle: it keeps an emptied file open (served.py).
     kept_open = False
     #: How many of ``served_readers`` could write, but have not for long (served.py).
     quiet_writers = 0

@@ -70,7 +70,7 @@ class Living(NamedTuple):
 
 
 class NotedClose(NamedTuple):
-    """A writer's close that is answered and not carried out; like ``Closing`` in doubts.py.
+    """A writer's close that is answered and not carried out; like ``Closing`` in publishing.py.
 
     ``tid`` is -1 if the close is not in doubt, but the index could not be written.
     """

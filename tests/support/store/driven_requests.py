@@ -3,7 +3,7 @@
 from kvfs.core.errors import DeadInode
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.attributes import Change
-from kvfs.engine.blocks.doubts import Closing
+from kvfs.engine.blocks.publishing import Closing
 from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker

@@ -1,10 +1,12 @@
-"""Open inodes as another server left them: made again from handles, index, extents and notes.
+"""Open blocks at both ends of a server: as another one left them, and when the pool stops.
 
+A server that takes a mount over makes open inodes again from handles, index, extents and notes.
 None of them was closed, so the kernel and the clients go on as if nothing had happened. A block
 that is being written goes on being written by the same process; an inode without a name keeps its
 bytes for those who have it open. For what nobody has open see recovery/living.py.
 """
 
+import contextlib
 import logging
 import os
 import stat
@@ -14,7 +16,7 @@ from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
-from kvfs.engine.blocks.doubts import Closing
+from kvfs.engine.blocks.publishing import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
 from kvfs.pool.open import holes
@@ -142,3 +144,48 @@ class TakenOver:
             else:
                 pool.open_notes.end(ino)
                 pool.identities.erase(ino, record)
+
+
+def close_all(pool: Pool, blocks: Blocks, *, all_closed: bool = False) -> bool:
+    """Close every handle; False if a block could not be published and stays a draft.
+
+    A draft that is still being written is not whole: its name is removed, and its writer gets an
+    error at the next call. A block in rewrite loses its name too if its client can write on without
+    a server (passthrough). With *all_closed* both keep it, because only the RELEASE was lost.
+    """
+    blocks.doubts.close()
+    blocks.served.close()
+    closed = blocks.last_closes.forget_all()
+    blocks.truncating.close()
+    settled = True
+    for opened in list(pool.open_inodes.values()):
+        if opened.ino not in closed:
+            if opened.kept_open or not (all_closed and opened.flushed):
+                opened.spoil()
+            try:
+                if opened.torn and not all_closed and _outlives(pool, blocks, opened):
+                    opened.outlive()
+            except OSError as error:
+                _log.warning("inode %#x stays open in the index: %s", opened.ino, error)
+                settled = False  # the next start decides, as after a kill
+        for _ in range(opened.readers):
+            blocks.close(opened, writer=False)
+        for _ in range(opened.writers):
+            blocks.close(opened, writer=True)
+    return blocks.last_closes.end() and settled
+
+
+def _outlives(pool: Pool, blocks: Blocks, opened: OpenInode) -> bool:
+    """Whether a client of the ended mount can still write to the extent.
+
+    Call it before the extent is measured, because a client that has just closed may have
+    written until then. After an OSError the extent cannot be measured.
+    """
+    if opened.fd < 0:
+        return False
+    pool.syscalls.close(opened.fd)  # our own descriptor would count as a user
+    opened.fd = -1
+    outlives = pool.extents.is_written(opened.ino)
+    with contextlib.suppress(Damaged):  # then its name was removed
+        blocks.extent_fd(opened)
+    return outlives
