@@ -20,21 +20,25 @@ from kvfs.engine.device_watch import DeviceWatch
 from kvfs.engine.device_wear import DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
-from kvfs.engine.eviction.by_names import NameEviction
-from kvfs.engine.eviction.expiry import Expiry
+from kvfs.engine.eviction.by_names_and_age import Expiry, NameEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
-from kvfs.engine.eviction.reclaim_figures import reclaim_figures
+from kvfs.engine.eviction.space_figures import (
+    Totals,
+    for_blocks_bytes,
+    kept_bytes,
+    reclaim_figures,
+    state_totals,
+    statfs_totals,
+)
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.living import Begun, begin
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
-from kvfs.engine.recovery.state_totals import state_totals
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
-from kvfs.engine.totals import Totals, for_blocks_bytes, kept_bytes, totals
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.measure import stamp_ns
@@ -253,7 +257,7 @@ class Store:
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
-        return totals(self.pool)
+        return statfs_totals(self.pool)
 
     @property
     def growing(self) -> bool:

@@ -32,7 +32,7 @@ EXCEPTIONS: Final = {
     # A lease of what the index knows no more: the table was wrong.
     "kvfs/engine/blocks/lease_ends.py": {"leases.drop"},
     # The last look at a victim finds that its rank is out of date.
-    "kvfs/engine/eviction/eligibility.py": {"heat.drop", "ranks.enter", "ranks.keep"},
+    "kvfs/engine/eviction/victims.py": {"heat.drop", "ranks.enter", "ranks.keep"},
     # After a start the tables are filled from the index.
     "kvfs/engine/eviction/start_scan.py": {
         "heat.drop",

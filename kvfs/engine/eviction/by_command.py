@@ -14,11 +14,11 @@ from kvfs.core.errors import UsageError
 from kvfs.core.eviction_policy import BURST_BITS
 from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo
-from kvfs.engine.eviction.eligibility import obstacle, used_since
 from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.eviction.space_figures import gone_totals
+from kvfs.engine.eviction.victims import obstacle, used_since
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.ranks import rank_of
@@ -29,7 +29,7 @@ _TAKEN: Final = 32
 _AT_ONCE_BYTES: Final = 256 << 20
 #: The command ends after so many steps in a row without a result; a scan takes some of them.
 _VAIN_MAX: Final = 200
-#: Reasons why a block stays, besides those of eligibility.py.
+#: Reasons why a block stays, besides those of victims.py.
 _NO_FILE: Final = "not a file"
 _IN_USE: Final = "came into use"
 _REMOVED: Final = "deleted, still open"

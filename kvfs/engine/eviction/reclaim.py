@@ -16,9 +16,8 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
 from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
-from kvfs.engine.eviction.eligibility import look_at, sidecars_of
 from kvfs.engine.eviction.start_scan import StartScan
-from kvfs.engine.eviction.victims import Victims
+from kvfs.engine.eviction.victims import Victims, look_at, sidecars_of
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.pool.pool import Pool

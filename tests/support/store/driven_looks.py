@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.eviction.eligibility import obstacle, used_since
+from kvfs.engine.eviction.victims import obstacle, used_since
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode

@@ -1,22 +1,22 @@
-"""The figures of `kvfs status` about space: what can be evicted, what cannot, and who holds it."""
+"""The figures about space: what a pool holds, in which states, what may be evicted, who holds it.
+
+They are for `kvfs status`, and for statfs(2): what clients can still store.
+"""
 
 import stat
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvfs.core.eviction_policy import Rank
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import State, label
 from kvfs.core.sizes import format_size
+from kvfs.core.types import PAGE_BYTES, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
-from kvfs.engine.recovery.state_totals import gone_totals
 from kvfs.machine.processes import program_of
 from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.paths import path_of
-
-if TYPE_CHECKING:
-    from kvfs.core.types import InodeNo
 
 #: If less than this share of the capacity is evictable, the operator is warned.
 _LOW_SHARE: Final = 0.1
@@ -24,6 +24,99 @@ _LOW_SHARE: Final = 0.1
 _LOOKED_AT_MAX: Final = 1024
 _WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
+#: Blocks and bytes by state.
+StateTotals = dict[str, dict[str, int]]
+
+
+class Totals(NamedTuple):
+    """What statfs answers, in units of PAGE_BYTES and in inodes."""
+
+    blocks: int
+    blocks_free: int
+    inodes: int
+    inodes_free: int
+
+
+def statfs_totals(pool: Pool) -> Totals:
+    """Return the pool's size and what is free. The totals do not change while mounted."""
+    space, counters = pool.space, pool.counters
+    inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
+    taken = counters.blocks + counters.directories + counters.symlinks + counters.others
+    return Totals(
+        blocks=space.capacity_bytes // PAGE_BYTES,
+        blocks_free=available_bytes(pool) // PAGE_BYTES,
+        inodes=inodes,
+        inodes_free=max(0, inodes - taken),
+    )
+
+
+def kept_bytes(pool: Pool) -> int:
+    """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
+    space = pool.space
+    used_bytes = space.used_bytes + space.deleted_open_bytes - pool.recently_removed.held_bytes
+    return min(used_bytes, space.capacity_bytes)
+
+
+def available_bytes(pool: Pool) -> int:
+    """Return what clients can still store: what is free, and what would be evicted for it."""
+    bound_bytes = pool.space.bound_bytes
+    free_bytes = max(0, bound_bytes - kept_bytes(pool))
+    return min(bound_bytes, free_bytes + pool.evictable_bytes)
+
+
+def for_blocks_bytes(pool: Pool) -> int:
+    """Return the bytes that blocks of a full pool hold: all but headroom and ready extents."""
+    headroom_bytes = pool.headroom.target_bytes(pool.monotonic_s())
+    return pool.space.bound_bytes - headroom_bytes - pool.space.ready_bytes
+
+
+def state_totals(pool: Pool) -> StateTotals:
+    """Return blocks and bytes by state, for `kvfs status`.
+
+    Open and leased blocks are counted one by one; all other blocks with a name are published. All
+    states but the ready ones add up to the used bytes. Recently removed blocks count as free.
+    """
+    totals: StateTotals = {}
+
+    def count(state: State, allocated_bytes: int, blocks: int = 1) -> None:
+        row = totals.setdefault(label(state), {"blocks": 0, "bytes": 0})
+        row["blocks"] += blocks
+        row["bytes"] += allocated_bytes
+
+    for state, (blocks, size_bytes) in pool.leases.totals.items():
+        if blocks:
+            count(state, size_bytes, blocks)
+    for ino, opened in pool.open_inodes.written.items():
+        if opened.gone is None and pool.leases.state_of(ino) is None:
+            record = pool.index.inode_or_miss(ino)
+            if record is not None and label(State(record.state)) != "published":
+                count(State(record.state), opened.allocated_bytes)
+    elsewhere = sum(row["blocks"] for row in totals.values())
+    held_bytes = sum(row["bytes"] for row in totals.values())
+    gone = gone_totals(pool)
+    space, removed = pool.space, pool.recently_removed
+    nameless_bytes = gone["bytes"] - space.deleted_open_bytes + removed.held_bytes
+    totals["published"] = {
+        "blocks": max(0, pool.counters.blocks - elsewhere),
+        "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
+    }
+    if gone["blocks"]:
+        totals[label(State.GONE)] = gone
+    totals["preallocated"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
+    return totals
+
+
+def gone_totals(pool: Pool) -> dict[str, int]:
+    """Return blocks and bytes of what has lost its name and is still open or mapped."""
+    gone = [
+        opened.allocated_bytes
+        for opened in pool.open_inodes.values()
+        if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
+    ]
+    return {
+        "blocks": len(gone) + pool.unlink_queue.lingering,
+        "bytes": sum(gone) + pool.space.deleted_open_bytes,
+    }
 
 
 def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""Evicting blocks for another reason than space: too many names, or unused for their ``ttl``.
+
+``Reclaim`` counts bytes. Where the index has too many names, it would evict a few large blocks
+where many small ones have the names, and never an empty one. So there names are counted.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfs.core.eviction_policy import EVICTABLE, Columns, coldest_empty, coldest_names
+from kvfs.core.eviction_reason import Reason
+from kvfs.core.types import SECOND_NS, InodeNo
+from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
+from kvfs.engine.eviction.victims import Victims, used_since
+from kvfs.pool.pool import Pool
+
+#: A plan from a long scan has at least 1/64 of all blocks. A scan of a hundred million rows takes
+#: some seconds, and its plan should last longer than that.
+_PLAN_PART: Final = 64
+_PLAN_MAX: Final = 1 << 16
+#: After a plan that found nothing, no other one begins for this long.
+_BARREN_S: Final = 1.0
+
+#: Returns up to so many blocks in the order of eviction, but none of those in the array.
+_Coldest = Callable[[Columns, int, NDArray[np.uint64]], NDArray[np.uint64]]
+#: Rows of the heat read in one tick (some 50 us), blocks looked at (some 6 us each), and evicted
+#: (some 35 us each).
+_ROWS: Final = 8192
+_CANDIDATES: Final = 256
+_EVICTED: Final = 2 * BATCH
+#: The pause from one pass to the next: a part of the shortest ttl, within bounds.
+_PAUSE_PART: Final = 1 / 16
+_PAUSE_LEAST_S: Final = 0.25
+_PAUSE_MOST_S: Final = 60.0
+_RANKS: Final = tuple(int(rank) for rank in EVICTABLE)
+
+
+class NameEviction:
+    """Evicts as many names as the index's map or the device has too many, and no more."""
+
+    def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
+        self._pool = pool
+        self._of_all = _Turns(pool, reclaim, coldest_names)
+        #: Evicts empty files, if the device has less space than the capacity.
+        self._of_empty = _Turns(pool, reclaim, coldest_empty)
+
+    def tick(self) -> None:
+        """Evict as many blocks as there are names too many, in turns of milliseconds."""
+        self._of_all.take(self._excess())
+        self._of_empty.take(self._pool.empty_names_too_many())
+
+    def make_room(self) -> None:
+        """Evict names at once, because the index would refuse the next one."""
+        self.tick()
+        self._pool.index.room.look()
+
+    def _excess(self) -> int:
+        counters = self._pool.counters
+        nodes = counters.directories + counters.symlinks + counters.others
+        return self._pool.index.room.excess_names(counters.blocks + nodes)
+
+
+class _Turns:
+    """Evicts the blocks that one rule chooses, a turn at a time."""
+
+    def __init__(self, pool: Pool, reclaim: Reclaim, coldest: _Coldest) -> None:
+        self._pool = pool
+        self._reclaim = reclaim
+        self._coldest = coldest
+        self._victims = Victims(pool, barren_s=_BARREN_S)
+
+    def take(self, excess: int) -> None:
+        """Evict some of *excess* blocks: as many as fit into one turn."""
+        looked_at = 0
+        while looked_at < min(excess, CALL_MAX):
+            batch = self._next_batch(min(BATCH, excess - looked_at))
+            if not batch and not self._replan(excess):
+                return
+            self._let_go(batch)
+            looked_at += len(batch)
+
+    def _next_batch(self, size: int) -> list[InodeNo]:
+        named = (self._victims.next() for _ in range(size))
+        return [ino for ino in named if ino is not None]
+
+    def _let_go(self, batch: list[InodeNo]) -> None:
+        self._reclaim.take(batch, open_too=False, reason=Reason.NAMES)
+        for ino in batch:
+            if ino in self._pool.heat:
+                self._victims.refuse(ino)
+
+    def _replan(self, count: int) -> bool:
+        if self._victims.takes_long:
+            count = max(count, len(self._pool.heat) // _PLAN_PART)
+        count = min(count, _PLAN_MAX)
+
+        def choose(columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
+            return self._coldest(columns, count, but_not)
+
+        return self._victims.replan(choose)
+
+
+class Expiry:
+    """Evicts blocks that were unused for longer than their directory's policy ``ttl``.
+
+    Each tick reads a part of the heat. A row that is old enough for the shortest ttl is looked at
+    again, with the policy of its directory. So a tick takes a few milliseconds, whatever the pool
+    holds. A block stays while it is unknown whether it was used within its ttl.
+    """
+
+    def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
+        self._pool = pool
+        self._reclaim = reclaim
+        #: The row at which the next tick goes on, and when the next pass begins.
+        self._row = 0
+        self._due_s = -math.inf
+        #: The shortest ttl when the next pass was put off; if it changes, the pass does not wait.
+        self._paused_for_s: float | None = None
+
+    def tick(self, now_s: float) -> None:
+        """Go on with the present pass, or begin one that is due."""
+        ttl_s = self._pool.policies.shortest_ttl_s
+        if ttl_s is None or (now_s < self._due_s and ttl_s == self._paused_for_s):
+            return
+        now_ns = self._pool.age_ns()
+        stamp = self._pool.heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
+        if stamp is not None and self._go_on(stamp, now_ns):
+            return
+        self._row = 0
+        self._paused_for_s = ttl_s
+        self._due_s = now_s + min(max(_PAUSE_PART * ttl_s, _PAUSE_LEAST_S), _PAUSE_MOST_S)
+
+    def _go_on(self, stamp: int, now_ns: int) -> bool:
+        """Look at some rows that were touched before *stamp*; return whether some are left."""
+        columns = self._pool.heat.columns()
+        rows = slice(self._row, self._row + _ROWS)
+        is_old = (columns.ino[rows] != 0) & (columns.touched[rows] < stamp)
+        found = np.flatnonzero(is_old & np.isin(columns.rank[rows], _RANKS)).tolist()
+        expired: list[InodeNo] = []
+        for count, at in enumerate(found):
+            if count == _CANDIDATES or len(expired) == _EVICTED:
+                self._row += at
+                break
+            ino = InodeNo(int(columns.ino[self._row + at]))
+            if self._is_expired(ino, now_ns):
+                expired.append(ino)
+        else:
+            self._row += _ROWS
+        for start in range(0, len(expired), BATCH):
+            batch = expired[start : start + BATCH]
+            self._reclaim.take(batch, open_too=False, reason=Reason.TTL)
+        return self._row < len(columns.ino)
+
+    def _is_expired(self, ino: InodeNo, now_ns: int) -> bool:
+        record = self._pool.index.inode_or_miss(ino)
+        if record is None:
+            return False
+        ttl_s = self._pool.policies.of(record.parent).ttl_s
+        if ttl_s is None:
+            return False
+        return used_since(self._pool, ino, record, now_ns - int(ttl_s * SECOND_NS)) is False
