@@ -22,7 +22,7 @@ from kvfs.machine.process_limits import require_file_size, require_open_files
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
-    from kvfs.engine.recovery.fsck_report import FsckReport
+    from kvfs.engine.recovery.fsck_rows import FsckReport
 
 
 def configure(subparsers: "Subparsers") -> None:

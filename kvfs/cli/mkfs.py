@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     capacity_bytes = size_of(args.capacity, "--capacity")
     need_root("kvfs mkfs")
     from kvfs.devices import format_source
-    from kvfs.engine.recovery.new_pool import found_pool
+    from kvfs.engine.recovery.rebuild import found_pool
 
     require_file_size()
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)

@@ -30,7 +30,7 @@ _log: Final = logging.getLogger(__name__)
 #: What is imported inside of functions, so that a command that imports this file starts fast.
 _SERVERS: Final = (
     "kvfs.devices",
-    "kvfs.engine.recovery.new_pool",
+    "kvfs.engine.recovery.rebuild",
     "kvfs.machine.connection_holders",
     "kvfs.storage.index_map",
     "mount.control.supervision",
@@ -174,7 +174,7 @@ def _serve_or_format(
     progress: Callable[[int, int], None],
 ) -> None:
     from kvfs.devices import format_source
-    from kvfs.engine.recovery.new_pool import found_pool
+    from kvfs.engine.recovery.rebuild import found_pool
     from mount import serve
 
     try:

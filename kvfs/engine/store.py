@@ -16,8 +16,7 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
-from kvfs.engine.device_watch import DeviceWatch
-from kvfs.engine.device_wear import DeviceWear
+from kvfs.engine.device_watch import DeviceWatch, DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_names_and_age import Expiry, NameEviction
@@ -33,9 +32,9 @@ from kvfs.engine.eviction.space_figures import (
 )
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.recovery.living import Begun, begin
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
+from kvfs.engine.recovery.recovery import Begun, begin
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility

@@ -8,8 +8,18 @@ import trio
 
 from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
 from kvfs.core.types import InodeNo
+from kvfs.engine.by_command import (
+    Order,
+    PinProgress,
+    Progress,
+    carry_out,
+    pin,
+    pin_matching,
+    unpin,
+    unpin_all,
+    unpin_matching,
+)
 from kvfs.engine.durability.verifier import VerifyProgress, verify_all
-from kvfs.engine.eviction.by_command import Order, Progress, carry_out
 from kvfs.engine.names.named import (
     STEP,
     Named,
@@ -19,14 +29,6 @@ from kvfs.engine.names.named import (
     named,
     path_and_size,
     pattern_of,
-)
-from kvfs.engine.pins_by_command import (
-    PinProgress,
-    pin,
-    pin_matching,
-    unpin,
-    unpin_all,
-    unpin_matching,
 )
 from kvfs.engine.store import Store
 from kvfs.pool.rules.paths import path_of

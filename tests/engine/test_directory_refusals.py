@@ -11,7 +11,7 @@ import pytest
 from kvfs.core.errors import NotRoot, SourceBusy, SourceForeign, SourceFull, SourceMissing
 from kvfs.devices import destroy_source, directory, open_source, parent_fs
 from kvfs.devices.detached import mount_detached
-from kvfs.engine.recovery.new_pool import found_pool
+from kvfs.engine.recovery.rebuild import found_pool
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.pools import MIB, Source, blank_source, format_source, refused, untouched
 from tests.support.mounts.mounting import workplace

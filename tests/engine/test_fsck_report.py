@@ -1,6 +1,6 @@
 """The report of a check: what it counts, and how much of it it says."""
 
-from kvfs.engine.recovery.fsck_report import PROBLEMS_MAX, FsckReport
+from kvfs.engine.recovery.fsck_rows import PROBLEMS_MAX, FsckReport
 
 
 def test_a_report_of_a_million_problems_stays_small() -> None:

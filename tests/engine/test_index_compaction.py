@@ -9,8 +9,8 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from kvfs.core.types import ROOT_INODE
-from kvfs.engine.recovery import index_compaction
-from kvfs.engine.recovery.index_compaction import compact_index
+from kvfs.engine.recovery import index_before_use
+from kvfs.engine.recovery.index_before_use import compact_index
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.driven_faults import stand_in
 from tests.support.store.stores import MIB, SYMLINK, Host, assert_exact, host, put, settle, tree
@@ -152,7 +152,7 @@ def test_a_copy_whose_maker_dies_changes_nothing(
     """LMDB answers some damage with SIGABRT: a start that came so far goes on."""
     running, expected = large
     with monkeypatch.context() as patch:
-        patch.setattr(index_compaction, "_write_copy", lambda *_: os.abort())
+        patch.setattr(index_before_use, "_write_copy", lambda *_: os.abort())
         assert_sound(running, expected)
     assert index_bytes(running) > 20 * MIB
 

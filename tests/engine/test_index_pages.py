@@ -10,7 +10,7 @@ import pytest
 from kvfs.core.errors import IndexDamaged
 from kvfs.core.inode_rules import blank_record
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.recovery.index_probe import (
+from kvfs.engine.recovery.index_before_use import (
     ALL_ROWS,
     WHOLE_LOOK_MOST_BYTES,
     read_apart,

@@ -3,7 +3,7 @@
 A server that takes a mount over makes open inodes again from handles, index, extents and notes.
 None of them was closed, so the kernel and the clients go on as if nothing had happened. A block
 that is being written goes on being written by the same process; an inode without a name keeps its
-bytes for those who have it open. For what nobody has open see recovery/living.py.
+bytes for those who have it open. For what nobody has open see recovery/recovery.py.
 """
 
 import contextlib

@@ -350,7 +350,7 @@ class DurablePass:
 
     @property
     def _losses(self) -> int:
-        """Failures so far: of the device, blocks lost otherwise (write_back.py), attributes that
+        """Failures so far: of the device, blocks lost otherwise (device_errors.py), attributes that
         were refused, and failed searches for what is not durable.
         """
         losses = self.failures + self._pool.lost_blocks + self._attributes.refused

@@ -1,6 +1,7 @@
 """What a file on the device says of its inode: the record and the attributes that it claims.
 
-Used by rebuild, the comparison after a checkpoint, and fsck. What is not whole claims nothing.
+Used by rebuild, the comparison after a checkpoint, and fsck. What is not whole claims nothing. A
+file lacks some fields: which process has a block's lease, when it was read, what a directory holds.
 """
 
 import errno
@@ -12,9 +13,10 @@ from typing import Final
 
 from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import FINAL, SLABS, State
 from kvfs.core.records import HAS_HOLES, IS_SLAB, Identity
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
+from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
 
@@ -140,3 +142,53 @@ def _raise_unless_file_fails(error: OSError) -> None:
     if error.errno not in _FILE_FAILS:
         raise error
     _log.warning("not recovered: %s", error)
+
+
+def has_bytes(record: InodeRecord) -> bool:
+    """Whether *record* is that of a block: a regular file."""
+    return stat.S_ISREG(record.mode)
+
+
+def agrees(record: InodeRecord, claim: InodeRecord) -> bool:
+    """Whether a published block's *record* is what its identity says."""
+    return (
+        record.state not in OPEN_STATES
+        and record[:3] == claim[:3]
+        and _said(record) == _said(claim)
+    )
+
+
+def _said(record: InodeRecord) -> tuple[object, ...]:
+    return (record.parent, record.name, record.size_bytes, record.mtime_ns, record.sequence)
+
+
+def _is_published_since(record: InodeRecord, claim: InodeRecord) -> bool:
+    """Whether *claim* is of a block that was renamed or closed since *record* was written.
+
+    A file does not say who has a block's lease. A block of the same kind and name still belongs to
+    its maker, or is a temporary one that its maker left.
+    """
+    if not has_bytes(record):
+        return False
+    if (claim.parent, claim.name) != (record.parent, record.name):
+        return True
+    kind = FINAL if claim.state in FINAL else SLABS
+    return record.state not in kind
+
+
+def updated(record: InodeRecord, claim: InodeRecord) -> InodeRecord:
+    """Return *record* with what the newer *claim* says of it."""
+    if _is_published_since(record, claim):
+        record = record._replace(state=claim.state, maker_tgid=0, maker_birth=0)
+    return record._replace(
+        mode=claim.mode,
+        uid=claim.uid,
+        gid=claim.gid,
+        size_bytes=claim.size_bytes,
+        allocated_bytes=claim.allocated_bytes,
+        mtime_ns=claim.mtime_ns,
+        parent=claim.parent,
+        name=claim.name,
+        sequence=claim.sequence,
+        target=claim.target,
+    )

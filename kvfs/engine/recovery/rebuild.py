@@ -1,18 +1,23 @@
-"""Rebuild the index from the identities of extents and the identity files.
+"""Make a pool's index: an empty one for a new pool, or one from the identities.
 
-Needed after a power loss, which leaves the unsynced index in any state, and if it is damaged. A
-block comes back only if it has an identity, which is written when its bytes are durable. What is
-lost is a miss; docs/durability.md has the list.
+The identities are those of extents, and the identity files. Such a rebuild is needed after a power
+loss, which leaves the unsynced index in any state, and if it is damaged. A block comes back only if
+it has an identity, which is written when its bytes are durable. What is lost is a miss;
+docs/durability.md has the list.
 """
 
 import functools
 import logging
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import IndexDamaged, NoSpace
+from kvfs.core.inode_rules import blank_record
+from kvfs.core.lifecycle import State
 from kvfs.core.pool_layout import INDEX, INDEX_NEW
 from kvfs.core.records import (
     INODE_PREFIX,
@@ -21,10 +26,9 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.tree_count import TreeCount
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
-from kvfs.engine.recovery.new_pool import found_root
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import (
@@ -51,6 +55,28 @@ _NODE_MOST_BYTES: Final = 16 << 10
 #: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far above
 #: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
+_ROOT_MODE: Final = stat.S_IFDIR | 0o755
+
+
+def found_pool(pool_fd: int) -> None:
+    """Fill the new pool directory *pool_fd*; durable when it returns. Raises NoSpace, OSError."""
+    syscalls = Syscalls()
+    InodeNumbers.create(pool_fd, syscalls)
+    path = f"/proc/self/fd/{pool_fd}/index"
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    Index.create(path)
+    with Index(path, syscalls=syscalls) as index:
+        found_root(index, time.time_ns())
+        index.sync()
+
+
+def found_root(index: Index, now_ns: int) -> None:
+    """Put the root directory into an empty *index*."""
+    root = blank_record(ROOT_INODE, b"", _ROOT_MODE, 0, 0, now_ns)
+    root = root._replace(state=State.NODE, sequence=Sequence(1))
+    with index.write() as txn:
+        txn.put_inode(ROOT_INODE, root)
+        txn.put_counters(Counters(directories=1, sequence=1))
 
 
 class _Claim(NamedTuple):

@@ -23,12 +23,14 @@ from kvfs.core.errors import Damaged
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange
-from kvfs.engine.recovery.claim_and_record import agrees, has_bytes, updated
 from kvfs.engine.recovery.file_claims import (
+    agrees,
     block_record,
     claimed_attributes,
+    has_bytes,
     newer_attributes,
     node_record,
+    updated,
 )
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool

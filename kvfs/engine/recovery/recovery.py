@@ -4,13 +4,18 @@ Three cases (docs/durability.md). After a clean stop the index is trusted. After
 the same boot the page cache has every commit, and what was left open is finished. After another
 boot, or if the file system was cut off, the unsynced index may be in any state: it goes back to its
 checkpoint, and is compared with the files (reconcile.py); without one it is rebuilt from them.
+
+A mount that is taken over is another case: the last server was killed, or replaced, and clients
+have files open, and write some of them. The page cache has every commit, the journal what waited
+for one. So the index is trusted, and only what nobody has open any more is finished, as after a
+kill.
 """
 
 import contextlib
 import logging
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
@@ -19,9 +24,15 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.recovery.finish_drafts import finish_index
-from kvfs.engine.recovery.index_compaction import compact_index
-from kvfs.engine.recovery.index_probe import INODE_ROWS, refuse_broken, refuse_unreadable
+from kvfs.engine.recovery.index_before_use import (
+    INODE_ROWS,
+    compact_index,
+    refuse_broken,
+    refuse_unreadable,
+)
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
+from kvfs.engine.rewrite.awaited_opens import noted_awaited
+from kvfs.pool.open.open_notes import Living, OpenNotes
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import (
@@ -30,8 +41,11 @@ from kvfs.storage.index_checkpoint import (
     read_checkpoint,
     remove_checkpoint,
 )
-from kvfs.storage.index_swap import index_path, settle_index
+from kvfs.storage.index_swap import index_path, open_index, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.journal import Journal
+from kvfs.storage.notes import Notes
+from kvfs.storage.outliving import Outliving
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 
@@ -175,3 +189,75 @@ def _errors_named(device: Device) -> Iterator[None]:
         raise FormatUnknown(f"{device.source}: {error}") from error
     except NoSpace as error:
         raise SourceFull(f"{device.source}: no room for the index: {error}") from error
+
+
+class Begun(NamedTuple):
+    """An index that can be used.
+
+    ``kept`` are the unfinished inodes, ``done`` the requests that the last server carried out but
+    may not have answered, with the inode of each.
+    """
+
+    recovered: Recovered
+    kept: set[InodeNo]
+    done: dict[int, InodeNo]
+
+
+def begin(
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    progress: Progress | None,
+    outliving: Outliving,
+    living: Living | None,
+) -> Begun:
+    """Make the index usable: for a take-over with *living* handles, else by ``recover``.
+
+    *outliving* is closed if that fails. Raises what ``recover`` and ``_take_over`` raise.
+    """
+    try:
+        if living is None:
+            return Begun(recover(device, settings, syscalls, progress), set(), {})
+        kept = _unfinished(living, outliving.notes)
+        done = _take_over(device, settings, syscalls, outliving.journal, kept)
+        return Begun(Recovered(sweep_due=not settings.read_only), kept, done)
+    except BaseException:
+        outliving.close()
+        raise
+
+
+def _unfinished(living: Living, notes: Notes) -> set[InodeNo]:
+    """Return the inodes that somebody writes, or will be the first to write."""
+    closes = {ino for ino, _ in OpenNotes(notes).all_closes()}
+    return living.written() | closes | {ino for ino, *_ in noted_awaited(notes)}
+
+
+def _take_over(
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    journal: Journal,
+    kept: Collection[InodeNo],
+) -> dict[int, InodeNo]:
+    """Commit what waits in *journal*, and finish what is open and not among *kept*.
+
+    Raises IndexDamaged, FormatUnknown, NoSpace, Damaged, OSError.
+    """
+    if settings.read_only:
+        return {}
+    # Nothing protects the pages of the commit that it names any more.
+    remove_checkpoint(device.pool_fd, syscalls)
+    with (
+        open_index(device.pool_fd, settings, syscalls, journal) as index,
+        contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
+    ):
+        done = journal.done()
+        index.settle()
+        finished = finish_index(index, extents, kept)
+    _log.warning(
+        "%s: taken over; %d drafts that nobody has open dropped, %d rewritten blocks measured",
+        device.source,
+        finished.dropped,
+        finished.measured,
+    )
+    return done

@@ -180,7 +180,7 @@ class PoolSync:
         self._syscalls = syscalls
         self._read_only = read_only
         #: Whether a sync has failed. The kernel reports a failure only once: the next sync succeeds
-        #: (write_back.py).
+        #: (device_errors.py).
         self.failed = False
 
     def at_stop(self) -> Marked:

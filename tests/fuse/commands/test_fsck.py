@@ -18,7 +18,7 @@ from kvfs.core.errors import (
     SourceFull,
 )
 from kvfs.devices import Device
-from kvfs.engine.recovery.fsck_report import FsckReport
+from kvfs.engine.recovery.fsck_rows import FsckReport
 from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

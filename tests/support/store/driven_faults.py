@@ -23,7 +23,7 @@ _LIMITS: Final = {
     "pins_counted": "kvfs.pool.rules.ranks._COUNTED_MAX",
     "pins_step": "kvfs.pool.rules.ranks._STEP",
     "looks_a_draft": "kvfs.pool.allocator._LOOKS_A_DRAFT",
-    "write_back_looks_s": "kvfs.engine.recovery.write_back.LOADED_S",
+    "write_back_looks_s": "kvfs.engine.recovery.device_errors.LOADED_S",
 }
 #: Moments of a start or a check at which a test ends it.
 _MOMENTS: Final = {

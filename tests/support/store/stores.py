@@ -18,10 +18,9 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device, Reserve, open_source, pool_files
 from kvfs.engine.blocks.allocations import Wanted
 from kvfs.engine.recovery.fsck import check_pool
-from kvfs.engine.recovery.fsck_report import FsckReport
-from kvfs.engine.recovery.index_probe import ALL_ROWS, refuse_unreadable
-from kvfs.engine.recovery.new_pool import found_root
-from kvfs.engine.recovery.rebuild import Progress
+from kvfs.engine.recovery.fsck_rows import FsckReport
+from kvfs.engine.recovery.index_before_use import ALL_ROWS, refuse_unreadable
+from kvfs.engine.recovery.rebuild import Progress, found_root
 from kvfs.pool.open.ports import Kernel
 from kvfs.storage.index import Index
 from kvfs.storage.index_swap import index_path

@@ -1,16 +1,23 @@
-"""Failed write-back: removes the blocks concerned before anybody reads zeros in their place.
+"""What the device fails to write or to read: the blocks concerned become misses.
 
-A page that the device refuses becomes clean again and is right in memory, until the kernel needs
-the memory. No call of a client reports that, least of all with passthrough. syncfs(2) does, for all
-files of the file system together (since Linux 5.8), so one error drops everything that was stored
-since the last good look. A look costs little if the kernel has already written everything by
-itself. So a look waits for such a moment, or for the kernel's log to report a failure
-(kernel_log.py).
+Failed write-back: blocks are removed before anybody reads zeros in their place. A page that the
+device refuses becomes clean again and is right in memory, until the kernel needs the memory. No
+call of a client reports that, least of all with passthrough. syncfs(2) does, for all files of the
+file system together (since Linux 5.8), so one error drops everything that was stored since the last
+good look. A look costs little if the kernel has already written everything by itself. So a look
+waits for such a moment, or for the kernel's log to report a failure (kernel_log.py).
+
+Failed reads: with passthrough the kernel reads for the client, and this process does not learn of
+an error. The kernel's log reports it, though not every error and not which block. So for some
+seconds after such a line all blocks that were in use are read once, in a thread.
 """
 
 import contextlib
 import logging
+import os
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from kvfs.core.errors import Damaged, KvfsError, NoSpace
 from kvfs.core.records import INODE_PREFIX, parse_inodes
@@ -18,6 +25,7 @@ from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
+from kvfs.storage.extents import Extents
 
 _log: Final = logging.getLogger(__name__)
 
@@ -30,6 +38,13 @@ LOADED_S: Final = 120.0
 _HINTED_S: Final = 0.5
 #: Inodes in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 128
+#: The kernel drops lines after the tenth in five seconds (printk_ratelimited).
+_SUSPECT_S: Final = 6.0
+#: A block may have been used last this long before the line is read, at the next tick.
+_BEFORE_S: Final = 1.0
+#: Most inodes that a pass reads, so that it ends even on a failing device.
+_INODES_MAX: Final = 4096
+_PIECE_BYTES: Final = 1 << 20
 
 
 class Look(NamedTuple):
@@ -204,3 +219,83 @@ class WriteBack:
 
     def _dismiss(self, ino: InodeNo) -> None:
         self._gone += self._publishing.dismiss_lost(ino)
+
+
+class Unreadable:
+    """Suspects blocks, tries to read them, and drops those that cannot be read.
+
+    They are misses then, not EIO.
+    """
+
+    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+        self._pool = pool
+        self._publishing = publishing
+        self._trial: Aside[list[InodeNo]] = Aside("kvfs-try-to-read")
+        self._until_s = self._stamped_s = float("-inf")
+        #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
+        self._older = self._newer = pool.heat.stamp
+        #: Blocks open when the first line came, as their readers may go on for hours.
+        self._open: list[InodeNo] = []
+        self._ended = False
+
+    def suspect(self, now_s: float) -> None:
+        """Note that the kernel's log reports a failed read of the device."""
+        if now_s >= self._until_s:
+            inodes = self._pool.open_inodes
+            self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
+        self._until_s = now_s + _SUSPECT_S
+
+    def tick(self, now_s: float) -> None:
+        """Drop what the last trial could not read, and try what was used since."""
+        for ino in self._trial.take() or ():
+            opened = self._pool.open_inodes.get(ino)
+            if opened is not None and opened.writers:
+                continue  # its writer may write it again
+            if self._publishing.dismiss_lost(ino):
+                _log.error("inode %#x dropped: the device cannot read it", ino)
+                self._pool.recently_removed.give_way()  # it must not be opened any more
+        if now_s < self._until_s:
+            if not self._trial.busy:
+                self._try_some()
+        elif now_s - self._stamped_s >= _BEFORE_S:
+            self._older, self._newer = self._newer, self._pool.heat.stamp
+            self._stamped_s = now_s
+
+    def close(self) -> None:
+        """Wait for a read that is under way."""
+        self._ended = True
+        self._trial.join()
+
+    def _try_some(self) -> None:
+        columns = self._pool.heat.columns()
+        used = np.flatnonzero(columns.touched >= self._older)
+        used = used[np.argsort(columns.touched[used])][-_INODES_MAX:]
+        inos = [*self._open, *(InodeNo(ino) for ino in columns.ino[used].tolist() if ino)]
+        self._open = []
+        self._older = self._newer = self._pool.heat.stamp
+        if inos:
+            self._trial.start(lambda: [ino for ino in inos if self._fails(ino)])
+
+    def _fails(self, ino: InodeNo) -> bool:
+        """Whether a byte of the extent of *ino* cannot be read; in the thread."""
+        return not self._ended and not is_legible(self._pool.extents, ino)
+
+
+def is_legible(extents: Extents, ino: InodeNo) -> bool:
+    """Whether the whole extent of *ino* can be read; one that is gone meanwhile counts as read."""
+    piece = bytearray(_PIECE_BYTES)
+    try:
+        fd = extents.open(ino, os.O_RDONLY)
+    except Damaged:
+        return True
+    except OSError:
+        return False
+    try:
+        offset_bytes = 0
+        while done_bytes := os.preadv(fd, [piece], offset_bytes):
+            offset_bytes += done_bytes
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
