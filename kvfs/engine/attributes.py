@@ -33,7 +33,7 @@ USER_PREFIX: Final = b"user."
 _XATTR_NAME_MAX_BYTES: Final = 255
 
 
-class Change(NamedTuple):
+class NewAttributes(NamedTuple):
     """What a SETATTR changes; None leaves a field as it is. Times in ns since the epoch."""
 
     mode: int | None = None
@@ -56,7 +56,7 @@ class Attributes:
         self._blocks = blocks
         self._own = OwnAttributes(pool, allocator.room)
 
-    def change(self, ino: InodeNo, change: Change, maker: Maker = NOBODY) -> InodeRecord:
+    def change(self, ino: InodeNo, change: NewAttributes, maker: Maker = NOBODY) -> InodeRecord:
         """Apply *change* of process *maker* to *ino*; return its new record.
 
         Raises DeadInode, IsADirectory (size of a directory), TooLarge, ReadOnly.
@@ -90,15 +90,15 @@ class Attributes:
                 written.write(Changed(ino, record, changed, Why.SET, theirs, theirs))
         return self._blocks.present(ino)
 
-    def _hand_on(self, ino: InodeNo, change: Change) -> None:
+    def _hand_on(self, ino: InodeNo, change: NewAttributes) -> None:
         """Give owner and mode also to the draft that took *ino*'s name and will replace it."""
         draft = self._bearer(ino)
         if draft == ino or (change.mode, change.uid, change.gid) == (None, None, None):
             return
         with contextlib.suppress(DeadInode):
-            self.change(draft, Change(change.mode, change.uid, change.gid))
+            self.change(draft, NewAttributes(change.mode, change.uid, change.gid))
 
-    def _changed(self, record: InodeRecord, change: Change) -> InodeRecord:
+    def _changed(self, record: InodeRecord, change: NewAttributes) -> InodeRecord:
         mode = record.mode
         if change.mode is not None:
             mode = storable_mode(stat.S_IFMT(mode) | stat.S_IMODE(change.mode))
@@ -112,7 +112,7 @@ class Attributes:
             ctime_ns=now_ns,
         )
 
-    def _tell_extent(self, fd: int, change: Change) -> None:
+    def _tell_extent(self, fd: int, change: NewAttributes) -> None:
         """Set the times on the extent, too: while there is a writer, they are the valid ones."""
         if change.atime_ns is None and change.mtime_ns is None:
             return

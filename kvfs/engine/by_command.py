@@ -47,7 +47,7 @@ _PINNED: Final = "pinned already"
 _UNPINNED: Final = "not pinned"
 
 
-class Order(NamedTuple):
+class EvictionOrder(NamedTuple):
     """What to evict."""
 
     what: Named
@@ -92,7 +92,7 @@ class _Found(NamedTuple):
 
 
 def carry_out(
-    pool: Pool, namespace: Namespace, reclaim: Reclaim, order: Order, progress: Progress
+    pool: Pool, namespace: Namespace, reclaim: Reclaim, order: EvictionOrder, progress: Progress
 ) -> Iterator[None]:
     """Evict what *order* names, a step at a time. Raises PathMissing, UsageError.
 
@@ -121,7 +121,7 @@ def carry_out(
         yield from _take(reclaim, coldest.in_order(), order, progress)
 
 
-def _is_particular(order: Order) -> bool:
+def _is_particular(order: EvictionOrder) -> bool:
     """Whether *order* selects blocks itself, and does not leave the choice to the policy."""
     return order.unused_for_s is not None or order.what.match is not None or order.dry_run
 
@@ -139,7 +139,7 @@ def _by_policy(reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterato
         yield
 
 
-def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[None]:
+def _tell_what_stays(pool: Pool, order: EvictionOrder, progress: Progress) -> Iterator[None]:
     """Count the blocks that stay, by reason; the policy itself never looks at most of them."""
     for ino in files_below(pool, ROOT_INODE):
         if ino == STEP:
@@ -154,7 +154,7 @@ def _tell_what_stays(pool: Pool, order: Order, progress: Progress) -> Iterator[N
 
 
 def _candidates(
-    pool: Pool, namespace: Namespace, order: Order, progress: Progress
+    pool: Pool, namespace: Namespace, order: EvictionOrder, progress: Progress
 ) -> Iterator["_Found | None"]:
     """Yield blocks that may be evicted, and None after every step."""
     cutoff_ns = None
@@ -195,7 +195,10 @@ class _Coldest:
 
 
 def _take(
-    reclaim: Reclaim, candidates: Iterable["_Found | None"], order: Order, progress: Progress
+    reclaim: Reclaim,
+    candidates: Iterable["_Found | None"],
+    order: EvictionOrder,
+    progress: Progress,
 ) -> Iterator[None]:
     """Evict *candidates* in batches; pass each None, the end of a step, on."""
     batch: list[_Found] = []
@@ -212,7 +215,9 @@ def _take(
         _take_batch(reclaim, batch, order, progress)
 
 
-def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress: Progress) -> None:
+def _take_batch(
+    reclaim: Reclaim, batch: list["_Found"], order: EvictionOrder, progress: Progress
+) -> None:
     if order.dry_run:
         progress.blocks += len(batch)
         progress.bytes += sum(one.allocated_bytes for one in batch)
@@ -229,7 +234,7 @@ def _take_batch(reclaim: Reclaim, batch: list["_Found"], order: Order, progress:
 
 
 def _look(
-    pool: Pool, ino: InodeNo, order: Order, progress: Progress, cutoff_ns: int | None
+    pool: Pool, ino: InodeNo, order: EvictionOrder, progress: Progress, cutoff_ns: int | None
 ) -> _Found | None:
     """Return block *ino* if it may go, and was not used since *cutoff_ns*; else count why not."""
     record = pool.index.inode_or_miss(ino)

@@ -14,7 +14,7 @@ import trio.lowlevel
 from kvfs.core.ascent import Ascent
 from kvfs.core.errors import NotDurable, UsageError
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.durability.durable_pass import Goal
+from kvfs.engine.durability.durable_pass import DurableGoal
 from kvfs.engine.names.named import find
 from kvfs.engine.store import Store
 from mount.control.socket import Verb
@@ -31,7 +31,7 @@ class _Wait:
     The blocks are known once the goal is set.
     """
 
-    def __init__(self, goal: Goal, tops: set[InodeNo]) -> None:
+    def __init__(self, goal: DurableGoal, tops: set[InodeNo]) -> None:
         """*tops*: the inodes that the client named; none: all blocks."""
         self.goal = goal
         self.tops = tops

@@ -9,7 +9,7 @@ import trio
 from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
 from kvfs.core.types import InodeNo
 from kvfs.engine.by_command import (
-    Order,
+    EvictionOrder,
     PinProgress,
     Progress,
     carry_out,
@@ -68,7 +68,7 @@ class CommandVerbs:
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, Any]:
         """Start a job: ``paths``, ``match``, ``bytes``, ``unused_for_s``, ``dry_run``."""
-        order = Order(
+        order = EvictionOrder(
             self._named(args),
             number(args, "bytes", int),
             number(args, "unused_for_s", float),

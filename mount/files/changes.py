@@ -5,7 +5,7 @@ import contextlib
 from kvfs.core.errors import DeadInode, NoSpace
 from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord
-from kvfs.engine.attributes import Change
+from kvfs.engine.attributes import NewAttributes
 from kvfs.machine.processes import NOBODY
 from mount.files.files import Files
 
@@ -17,7 +17,7 @@ class Changes:
         self._files = files
         self._store = files.store
 
-    async def change(self, ino: InodeNo, change: Change, fh: int | None = None) -> None:
+    async def change(self, ino: InodeNo, change: NewAttributes, fh: int | None = None) -> None:
         """Apply *change* to *ino*, open as *fh*; raises what ``Attributes.change`` does, OSError.
 
         If it takes a permission away, that is durable before the answer, so that a power loss
@@ -55,7 +55,7 @@ class Changes:
         pool.identities.say_now(ino)
         await self._files.in_thread(pool.extents.make_durable, ino)
 
-    async def _change(self, ino: InodeNo, change: Change) -> None:
+    async def _change(self, ino: InodeNo, change: NewAttributes) -> None:
         """Apply *change*. Before a block is cut within a page, its identity is removed durably.
 
         The rest of that page gets zeros, which may reach the device before the new size does.

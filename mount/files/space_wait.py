@@ -14,7 +14,7 @@ import trio
 
 from kvfs.core.errors import NO_SPACE, NoSpace
 from kvfs.core.sizes import format_size
-from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
@@ -162,7 +162,7 @@ class Room:
     async def allocate(
         self,
         opened: OpenInode,
-        wanted: Wanted,
+        wanted: AllocationRequest,
         in_thread: InThread,
         about_to_wait: AboutToWait | None = None,
     ) -> None:

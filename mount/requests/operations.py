@@ -15,7 +15,7 @@ from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, St
 
 from kvfs.core.errors import DeadInode, NotPermitted
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
-from kvfs.engine.attributes import Change
+from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
 from mount.files.changes import Changes
@@ -194,7 +194,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> EntryAttributes:
         """Change what *fields* names."""
-        change = Change(
+        change = NewAttributes(
             mode=attr.st_mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,

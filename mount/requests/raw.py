@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from kvfs.engine.attributes import USER_PREFIX
-from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
@@ -104,7 +104,7 @@ class RawRequests:
     async def _allocate(
         self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
     ) -> bytes:
-        wanted = Wanted(mode, offset_bytes, length_bytes)
+        wanted = AllocationRequest(mode, offset_bytes, length_bytes)
         wait = self._late.about_to_wait
         await self._room.allocate(opened, wanted, trio.to_thread.run_sync, wait)
         return b""

@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE
-from tests.support.store.driven import Driven, Opened, Wanted
+from tests.support.store.driven import AllocationRequest, Driven, Opened
 from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import (
     FILE,
@@ -230,7 +230,7 @@ def test_a_slab_is_never_stopped(running: Host) -> None:
     """It asked for its room; and while it is allocated nobody counts its bytes twice."""
     store = running.store
     slab = draft(store, b"slab")
-    allocation = store.begin_allocation(slab, Wanted(0, 0, 40 * MIB))
+    allocation = store.begin_allocation(slab, AllocationRequest(0, 0, 40 * MIB))
     allocation.work()
     store.watch(0.0)
     assert store.space.unclaimed_bytes == 24 * MIB - store.space.lacking_bytes

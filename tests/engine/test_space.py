@@ -10,7 +10,7 @@ from kvfs.core.types import PAGE_BYTES, ROOT_INODE, round_up
 from kvfs.pool.space.space import Space
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 from tests.support.devices.failing_syscalls import FailingSyscalls
-from tests.support.store.driven import Opened, Wanted
+from tests.support.store.driven import AllocationRequest, Opened
 from tests.support.store.stores import (
     FILE,
     MIB,
@@ -240,7 +240,7 @@ def allocates_at_most(running: Host, opened: Opened, draw: random.Random) -> Non
         again_bytes = store.growth_bytes(opened, offset_bytes + size_bytes, size_bytes)
         assert again_bytes < PAGE_BYTES
     elif what == "r":
-        asked_bytes = store.allocation_bytes(opened, Wanted(0, offset_bytes, size_bytes))
+        asked_bytes = store.allocation_bytes(opened, AllocationRequest(0, offset_bytes, size_bytes))
         allocate(store, opened, size_bytes, offset_bytes)
     elif what == "p":
         mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE

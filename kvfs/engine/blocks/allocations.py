@@ -13,7 +13,7 @@ from kvfs.pool.pool import Pool
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 
 
-class Wanted(NamedTuple):
+class AllocationRequest(NamedTuple):
     """What an fallocate(2) asks for."""
 
     mode: int
@@ -43,7 +43,7 @@ class Allocations:
         #: Files being written that were set to a length, and the bytes that each got for that.
         self._lengths: dict[InodeNo, tuple[OpenInode, int]] = {}
 
-    def growth_bytes(self, opened: OpenInode, wanted: Wanted) -> int:
+    def growth_bytes(self, opened: OpenInode, wanted: AllocationRequest) -> int:
         """Return what an fallocate(2) may allocate. Raises TooLarge, OSError."""
         pool, end_bytes = self._pool, wanted.end_bytes
         if end_bytes > SIZE_MAX_BYTES:
@@ -64,7 +64,7 @@ class Allocations:
         start_bytes = end_bytes - size_bytes
         return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
 
-    def begin(self, opened: OpenInode, wanted: Wanted) -> Allocation:
+    def begin(self, opened: OpenInode, wanted: AllocationRequest) -> Allocation:
         """Pledge the space of an fallocate(2) on *opened*; return it as work for a thread.
 
         Raises NoSpace, TooLarge, OSError; the work raises OSError.
@@ -88,7 +88,7 @@ class Allocations:
 
         return Allocation(growth_bytes, work)
 
-    def claim_length(self, opened: OpenInode, size_bytes: int) -> Wanted | None:
+    def claim_length(self, opened: OpenInode, size_bytes: int) -> AllocationRequest | None:
         """Return what to allocate for *opened*, which is about to be *size_bytes* long, or None.
 
         A store through a mapping cannot wait or return ENOSPC: its process would be killed. So the
@@ -101,7 +101,7 @@ class Allocations:
         bound_bytes = pool.settings.length_share * pool.space.usable_bytes
         if not 0 < size_bytes - before_bytes <= bound_bytes:
             return None
-        wanted = Wanted(FALLOC_FL_KEEP_SIZE, before_bytes, size_bytes - before_bytes)
+        wanted = AllocationRequest(FALLOC_FL_KEEP_SIZE, before_bytes, size_bytes - before_bytes)
         lacking_bytes = self.growth_bytes(opened, wanted)
         self._lengths = {
             ino: row for ino, row in self._lengths.items() if written.get(ino) is row[0]

@@ -2,7 +2,7 @@
 
 A batch goes through four steps: it is gathered on the loop, its bytes are waited for in a thread
 (device_sync.py), its identities are written on the loop, and the flush of the next batch makes
-those durable, too. No request waits for any of them, unless it asks to (``Goal``).
+those durable, too. No request waits for any of them, unless it asks to (``DurableGoal``).
 """
 
 import errno
@@ -41,7 +41,7 @@ _AGAIN: Final = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.ENFILE
 _NOT_SET: Final = 1 << 62
 
 
-class Goal:
+class DurableGoal:
     """A moment up to which everything is to be durable. It is set once the list is complete."""
 
     __slots__ = ("attributes", "flush", "gaps", "losses", "ticket")
@@ -302,17 +302,17 @@ class DurablePass:
 
     # ---- those who wait ----
 
-    def goal(self) -> Goal:
+    def goal(self) -> DurableGoal:
         """Return a goal: all that is published by now is durable, with all names as they are now.
 
         While the list has gaps it is set later, when a search has filled them. Raises NoSpace,
         OSError.
         """
-        goal = Goal(self._queue.gaps, self._losses)
+        goal = DurableGoal(self._queue.gaps, self._losses)
         self._set(goal)
         return goal
 
-    def _set(self, goal: Goal) -> None:
+    def _set(self, goal: DurableGoal) -> None:
         """Set *goal* to now, unless it is set already, or the list has gaps. Atomic."""
         if goal.is_set or self._queue.closed_gaps < goal.gaps:
             return
@@ -323,7 +323,7 @@ class DurablePass:
         goal.ticket, goal.flush = self._queue.ticket, self._flush_wanted
         goal.attributes = self._attributes.ticket
 
-    def undone(self, goal: Goal) -> int:
+    def undone(self, goal: DurableGoal) -> int:
         """Return how many blocks and attributes *goal* still waits for, and work towards it.
 
         Raises NoSpace, OSError.
@@ -335,7 +335,7 @@ class DurablePass:
         blocks = sum(1 for _ in self._queue.undone(goal.ticket))
         return blocks + self._attributes.undone(goal.attributes)
 
-    def reached(self, goal: Goal) -> bool:
+    def reached(self, goal: DurableGoal) -> bool:
         """Whether *goal* is reached; works towards it.
 
         Raises OSError if the device failed, NoSpace.

@@ -31,7 +31,7 @@ _KNOWN_MAX: Final = 65_536
 _ROWS: Final = 64
 
 
-class Verdict(Enum):
+class ChecksumResult(Enum):
     """What a look at a block's bytes found."""
 
     RIGHT = "right"
@@ -41,7 +41,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-class Look(NamedTuple):
+class BlockToCompare(NamedTuple):
     """A block whose bytes are to be compared with what its identity says."""
 
     ino: InodeNo
@@ -73,7 +73,7 @@ class Verifier:
         self._quarantined: dict[InodeNo, int] = {}
         self._look_at_quarantine()
         self._local = threading.local()
-        self._scrub: Aside[tuple[Look, Verdict, int | None]] = Aside("kvfs-scrub")
+        self._scrub: Aside[tuple[BlockToCompare, ChecksumResult, int | None]] = Aside("kvfs-scrub")
         #: The last row that the scrub read, and whether it could look at all blocks of this round.
         self._after, self._whole = b"", True
         self._next_s = self._stored_s = 0.0
@@ -85,7 +85,7 @@ class Verifier:
         """Whether block *ino* must be compared before it is opened."""
         return ino < self.below and ino not in self._known
 
-    def begin(self, ino: InodeNo) -> Look | None:
+    def begin(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what to compare for block *ino*; None if it has no checksum.
 
         Raises Damaged if its identity cannot be read, and removes its name; NoSpace, OSError.
@@ -96,7 +96,7 @@ class Verifier:
             return None
         return look
 
-    def _look(self, ino: InodeNo) -> Look | None:
+    def _look(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what the identity of block *ino* says; None if it has none. Raises as begin."""
         pool = self._pool
         record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
@@ -110,13 +110,13 @@ class Verifier:
         except Damaged:  # nothing says any more what the block is; the next lookup is a miss
             self._publishing.dismiss_lost(ino)
             raise
-        return None if identity is None else Look(ino, identity)
+        return None if identity is None else BlockToCompare(ino, identity)
 
-    def read(self, look: Look) -> Verdict:
+    def read(self, look: BlockToCompare) -> ChecksumResult:
         """Compare, in a thread, which reads the whole block from the device."""
         return self._read(look)[0]
 
-    def _read(self, look: Look) -> tuple[Verdict, int | None]:
+    def _read(self, look: BlockToCompare) -> tuple[ChecksumResult, int | None]:
         """Read the whole block; return also its checksum, None if it cannot be read."""
         pool = self._pool
         if not hasattr(self._local, "buffer"):
@@ -124,17 +124,18 @@ class Verifier:
         try:
             fd = self._open(look.ino)
         except Damaged:
-            return Verdict.UNREADABLE, None
+            return ChecksumResult.UNREADABLE, None
         try:
             crc = device_crc(pool.syscalls, fd, look.identity.size_bytes, self._local.buffer)
         except OSError as error:
             _log.error("inode %#x cannot be read: %s", look.ino, error)
-            return Verdict.UNREADABLE, None
+            return ChecksumResult.UNREADABLE, None
         finally:
             pool.syscalls.close(fd)
         if not look.identity.flags & HAS_CRC:
-            return Verdict.UNKNOWN, crc
-        return Verdict.RIGHT if crc == look.identity.content_crc else Verdict.WRONG, crc
+            return ChecksumResult.UNKNOWN, crc
+        is_right = crc == look.identity.content_crc
+        return ChecksumResult.RIGHT if is_right else ChecksumResult.WRONG, crc
 
     def _open(self, ino: InodeNo) -> int:
         try:
@@ -142,11 +143,11 @@ class Verifier:
         except OSError:  # tmpfs has no O_DIRECT everywhere
             return self._pool.extents.open(ino, os.O_RDONLY)
 
-    def judge(self, look: Look, verdict: Verdict) -> bool:
+    def judge(self, look: BlockToCompare, verdict: ChecksumResult) -> bool:
         """Act on *verdict*; return whether the block may be opened. Raises NoSpace, OSError."""
         pool, ino = self._pool, look.ino
         # Atomic: the block may have been written, or be gone, since the comparison began.
-        if verdict is Verdict.RIGHT:
+        if verdict is ChecksumResult.RIGHT:
             self.right += 1
             self._know(ino)
             return True
@@ -156,7 +157,7 @@ class Verifier:
             present = None
         if present != look.identity or pool.index.inode_or_miss(ino) is None:
             return True
-        if verdict is Verdict.WRONG:
+        if verdict is ChecksumResult.WRONG:
             self.wrong += 1
             _log.error("inode %#x %r: its bytes fail their checksum", ino, look.identity.name)
             kept = self._keep_aside(ino)
@@ -217,7 +218,7 @@ class Verifier:
         found = self._scrub.take()
         if found is not None:
             read, verdict, crc = found
-            if verdict is Verdict.UNKNOWN:
+            if verdict is ChecksumResult.UNKNOWN:
                 self._give_checksum(read, crc)
             else:
                 self.judge(read, verdict)
@@ -231,7 +232,7 @@ class Verifier:
             self._next_s = now_s + look.identity.size_bytes / pool.settings.scrub_bytes_per_s
             self._scrub.start(lambda: (look, *self._read(look)))
 
-    def _give_checksum(self, look: Look, crc: int | None) -> None:
+    def _give_checksum(self, look: BlockToCompare, crc: int | None) -> None:
         """Give a checksum to a block that got none when it became durable. Raises NoSpace, OSError.
 
         The bytes just read are taken for right; from now on they can be compared.
@@ -245,7 +246,7 @@ class Verifier:
         self._pool.extents.identify(look.ino, summed)
         self.given += 1
 
-    def _next_look(self) -> Look | None:
+    def _next_look(self) -> BlockToCompare | None:
         """Return the next block to compare, None if the next rows have none."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _ROWS, after=self._after), [])
         if not rows:
@@ -317,7 +318,7 @@ def verify_all(
 
     If *everything*, these are all blocks, and no doubt is left at the end.
     """
-    reading: Aside[Verdict] = Aside("kvfs-verify")
+    reading: Aside[ChecksumResult] = Aside("kvfs-verify")
     try:
         for ino in inos:
             if ino == step:

@@ -37,7 +37,7 @@ _ADDED: Final = (b".metadata", b".meta")
 _SWAPPED: Final = (b".meta",)
 
 
-class Verdict(NamedTuple):
+class Eligibility(NamedTuple):
     """The check of a victim: its record if it may go; *used*: its space would not be free at once.
 
     *passing*: it would be in a moment, as only the pass that makes blocks durable has it open.
@@ -48,10 +48,10 @@ class Verdict(NamedTuple):
     passing: bool = False
 
 
-_NO: Final = Verdict(None)
+_NO: Final = Eligibility(None)
 
 
-def look_at(pool: Pool, ino: InodeNo) -> Verdict:
+def look_at(pool: Pool, ino: InodeNo) -> Eligibility:
     """Return whether block *ino* may be evicted now, and whether somebody has it open or mapped."""
     record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode):
@@ -65,10 +65,10 @@ def look_at(pool: Pool, ino: InodeNo) -> Verdict:
     why = obstacle(pool, ino, record, open_too=False)
     if why is None:
         passing = pool.final_bytes.opened(ino) is not None
-        return Verdict(record, used=passing, passing=passing)
+        return Eligibility(record, used=passing, passing=passing)
     opened = pool.open_inodes.get(ino)
     is_read = why == "mapped" or (opened is not None and not opened.writers)
-    return Verdict(record, used=True) if is_read and why in ("open", "mapped") else _NO
+    return Eligibility(record, used=True) if is_read and why in ("open", "mapped") else _NO
 
 
 def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:

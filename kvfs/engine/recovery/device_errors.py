@@ -47,7 +47,7 @@ _INODES_MAX: Final = 4096
 _PIECE_BYTES: Final = 1 << 20
 
 
-class Look(NamedTuple):
+class WriteBackResult(NamedTuple):
     """What a look found: the first error, and the sequence number at its beginning."""
 
     begun_at: int
@@ -62,7 +62,7 @@ class WriteBack:
     def __init__(self, pool: Pool, publishing: Publishing) -> None:
         self._pool = pool
         self._publishing = publishing
-        self._look: Aside[Look] = Aside("kvfs-look")
+        self._look: Aside[WriteBackResult] = Aside("kvfs-look")
         self._looked_s = self._changed_s = pool.monotonic_s()
         self._hinted = False
         #: What is in memory only is never written back.
@@ -95,7 +95,7 @@ class WriteBack:
             self._pool.syncs.failed
         ):  # a client's fsync got the error, and the kernel reports it once
             self._pool.syncs.failed = False
-            found = Look(self._pool.counters.sequence, OSError("fsync"))
+            found = WriteBackResult(self._pool.counters.sequence, OSError("fsync"))
         if found is not None:
             self._judge(found)
         elif self._upto is None and not self._look.busy and self._is_due(now_s):
@@ -148,20 +148,20 @@ class WriteBack:
             return True
         return since_s >= LOADED_S
 
-    def _look_now(self, begun_at: int) -> Look:
+    def _look_now(self, begun_at: int) -> WriteBackResult:
         """Write back what is left and ask for errors, in the thread."""
         pool = self._pool
         try:
             pool.index.sync()
         except (KvfsError, OSError) as error:
-            return Look(begun_at, OSError(str(error)), of_index=True)
+            return WriteBackResult(begun_at, OSError(str(error)), of_index=True)
         try:
             pool.syscalls.syncfs(pool.device.pool_fd)
         except OSError as error:
-            return Look(begun_at, error)
-        return Look(begun_at, None)
+            return WriteBackResult(begun_at, error)
+        return WriteBackResult(begun_at, None)
 
-    def _judge(self, found: Look) -> None:
+    def _judge(self, found: WriteBackResult) -> None:
         if found.error is None:
             self._proven, self._since_ns = found.begun_at, self._pool.clock_ns()
             return

@@ -18,7 +18,7 @@ from mount.requests.answers import Answers
 from mount.requests.handle_lookups import Generations
 from mount.requests.operations import Operations
 from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
-from tests.support.store.driven import Change, Driven
+from tests.support.store.driven import Driven, NewAttributes
 from tests.support.store.stores import FILE, MIB, allocate, get, put
 
 
@@ -167,7 +167,7 @@ async def test_a_page_is_cut_when_the_device_forgot_that_all_of_it_is_whole(
 
     monkeypatch.setattr(syscalls, "fsync", lambda _: order.append("fsync"))
     monkeypatch.setattr(syscalls, "ftruncate", note)
-    await Changes(desk.files).change(ino, Change(size_bytes=size_bytes))
+    await Changes(desk.files).change(ino, NewAttributes(size_bytes=size_bytes))
     assert order == calls
     assert desk.store.present(ino).size_bytes == size_bytes
     if fh >= 0:

@@ -11,15 +11,15 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from mount.files.changes import Changes
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.counted_desk import CountedDesk
-from tests.support.store.driven import Change, Driven
+from tests.support.store.driven import Driven, NewAttributes
 from tests.support.store.stores import DIRECTORY, put
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 NARROWER = {
-    "mode": Change(mode=0o600),
-    "owner": Change(uid=1000),
-    "group": Change(gid=1000),
-    "all": Change(mode=0o700, uid=7, gid=8),
+    "mode": NewAttributes(mode=0o600),
+    "owner": NewAttributes(uid=1000),
+    "group": NewAttributes(gid=1000),
+    "all": NewAttributes(mode=0o700, uid=7, gid=8),
 }
 
 
@@ -80,7 +80,7 @@ async def test_the_former_identity_of_a_block_that_waits_for_its_bytes_does_not_
     os.pwrite(opened.fd, b"BYTES", 0)
     desk.store.close(opened, writer=True)
     desk.store.rename(ROOT_INODE, b"-K", ROOT_INODE, b"L", replace=True)
-    await Changes(desk.files).change(ino, Change(mode=0o600))
+    await Changes(desk.files).change(ino, NewAttributes(mode=0o600))
     powered.cut(Cut.NOTHING)
     assert powered.start().row(ino) is None
 
@@ -93,11 +93,15 @@ async def test_only_a_narrowing_waits_for_the_device(
     draft, _ = store.create(ROOT_INODE, b"draft", stat.S_IFREG | 0o666, 0, 0)
     synced: list[int] = []
     store.note_calls(monkeypatch, "durable", synced.append)
-    for change in (Change(mode=0o777), Change(mtime_ns=1), Change(uid=0, gid=0)):
+    for change in (
+        NewAttributes(mode=0o777),
+        NewAttributes(mtime_ns=1),
+        NewAttributes(uid=0, gid=0),
+    ):
         await Changes(desk.files).change(ino, change)
-    await Changes(desk.files).change(draft.ino, Change(mode=0o600))  # nothing to come back
+    await Changes(desk.files).change(draft.ino, NewAttributes(mode=0o600))  # nothing to come back
     assert synced == []
-    await Changes(desk.files).change(ino, Change(mode=0o776))
+    await Changes(desk.files).change(ino, NewAttributes(mode=0o776))
     assert synced == [ino]
     store.close(draft, writer=True)
 

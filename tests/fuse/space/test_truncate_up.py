@@ -8,7 +8,7 @@ import pytest
 from kvfs.core.types import ROOT_INODE, InodeNo
 from mount.files.changes import Changes
 from tests.support.store.counted_desk import CountedDesk, counted_desk
-from tests.support.store.driven import Change
+from tests.support.store.driven import NewAttributes
 from tests.support.store.stores import MIB, put, settle
 
 #: What a draft gets when it is created, because its directory's blocks have it.
@@ -29,7 +29,7 @@ def desk() -> Iterator[CountedDesk]:
 
 async def lengthen(desk: CountedDesk, fh: int, ino: InodeNo, size_bytes: int) -> int:
     """Set the length by descriptor; return what the extent holds then."""
-    await Changes(desk.files).change(ino, Change(size_bytes=size_bytes), fh)
+    await Changes(desk.files).change(ino, NewAttributes(size_bytes=size_bytes), fh)
     assert desk.store.present(ino).size_bytes == size_bytes
     return desk.store.extent_bytes(desk.files.extent_fd(fh))
 

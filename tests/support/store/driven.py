@@ -16,8 +16,8 @@ from collections.abc import Collection
 
 from kvfs.core.settings import Settings
 from kvfs.devices import Device
-from kvfs.engine.attributes import Change
-from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.attributes import NewAttributes
+from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode as Opened
 from kvfs.pool.open.open_notes import Living, LivingHandle
@@ -30,7 +30,7 @@ from tests.support.store.driven_faults import Faults
 from tests.support.store.driven_looks import Looks
 from tests.support.store.driven_requests import Requests
 
-__all__ = ["Change", "Driven", "LivingHandle", "Opened", "Wanted", "driven"]
+__all__ = ["AllocationRequest", "Driven", "LivingHandle", "NewAttributes", "Opened", "driven"]
 
 
 class Driven(Requests, Course, Faults, Looks):

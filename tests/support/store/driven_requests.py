@@ -2,7 +2,7 @@
 
 from kvfs.core.errors import DeadInode
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.engine.attributes import Change
+from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.blocks.publishing import Closing
 from kvfs.engine.store import Store
 from kvfs.machine.process_ends import Fate
@@ -108,8 +108,8 @@ class Requests:
     xattr_names = At(lambda engine: engine.attributes.xattr_names)
 
     def change(self, ino: InodeNo, **wanted: int | None) -> InodeRecord:
-        """SETATTR of *wanted*, the fields of ``Change``; return the record as of now."""
-        return self.engine.attributes.change(ino, Change(**wanted))
+        """SETATTR of *wanted*, the fields of ``NewAttributes``; return the record as of now."""
+        return self.engine.attributes.change(ino, NewAttributes(**wanted))
 
     # ---- O_TRUNC, and its second try ----
 

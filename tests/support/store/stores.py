@@ -16,7 +16,7 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device, Reserve, open_source, pool_files
-from kvfs.engine.blocks.allocations import Wanted
+from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.recovery.fsck import check_pool
 from kvfs.engine.recovery.fsck_rows import FsckReport
 from kvfs.engine.recovery.index_before_use import ALL_ROWS, refuse_unreadable
@@ -238,7 +238,7 @@ def allocate(
     store: Driven, opened: Opened, size_bytes: int, offset_bytes: int = 0, *, mode: int = 0
 ) -> None:
     """Do what fallocate(2) of *size_bytes*, the first ones, does."""
-    allocation = store.begin_allocation(opened, Wanted(mode, offset_bytes, size_bytes))
+    allocation = store.begin_allocation(opened, AllocationRequest(mode, offset_bytes, size_bytes))
     allocation.work()
     store.end_allocation(opened, allocation)
 
