@@ -290,7 +290,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         root = self.store.namespace.directory(ROOT_INODE)
         changed = -1
         while True:
-            self.store.tick()
+            self.store.run_due()
             if self.store.device_watch.lost:
                 self._go_on_without_device(root)
                 return

@@ -224,7 +224,7 @@ def _take_batch(
         return
     inos = [one.ino for one in batch]
     open_too = order.size_bytes is None
-    blocks, size_bytes = reclaim.take(inos, open_too=open_too, reason=Reason.COMMAND)
+    blocks, size_bytes = reclaim.evict_these(inos, open_too=open_too, reason=Reason.COMMAND)
     progress.blocks += blocks
     progress.bytes += size_bytes
     if blocks < len(batch):

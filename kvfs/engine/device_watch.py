@@ -55,7 +55,7 @@ class DeviceWear:
         self._asking: threading.Thread | None = None
         self._left: float | None = None
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Look at the counter, or ask the drive, if that is due."""
         if self._before is not None and (not self._looks or now_s - self._looks[-1][0] >= _LOOK_S):
             now_bytes = self._written(self._device)
@@ -98,7 +98,7 @@ class DeviceWatch:
         self.lost = ""
         pool.ends_first(self.close)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Check the device; takes 3 us while nothing is wrong."""
         if not self.lost and (why := self._why_lost()):
             self.lost = why
@@ -111,8 +111,8 @@ class DeviceWatch:
             self._unreadable.suspect(now_s)
         if errors.writes:
             self.write_back.hint()
-        self.write_back.tick(now_s)
-        self._unreadable.tick(now_s)
+        self.write_back.run_due(now_s)
+        self._unreadable.run_due(now_s)
 
     def _why_lost(self) -> str:
         """Return why the pool is lost, or "". After XFS was shut down, statfs(2) fails at once."""

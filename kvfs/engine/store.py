@@ -129,25 +129,25 @@ class Store:
         return (
             pool.recently_removed.tick,
             lambda _: pool.unlink_queue.settle(),
-            self.watch.tick,
+            self.watch.run_due,
             lambda _: pool.device_room.look(),
-            self.reclaim.tick,
-            lambda _: self.name_eviction.tick(),
+            self.reclaim.run_due,
+            lambda _: self.name_eviction.run_due(),
             lambda now_s: pool.ready.tick(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
             pool.checkpoints.tick,
-            self.verifier.tick,
-            self.blocks.truncating.tick,
+            self.verifier.run_due,
+            self.blocks.truncating.run_due,
             lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
             pool.heat.tick,
             lambda _: pool.heat.mark(pool.age_ns()),
-            self.expiry.tick,
+            self.expiry.run_due,
             self._save_heat,
             pool.cache.tick,
-            self.device_wear.tick,
+            self.device_wear.run_due,
             self._sweep_on,
-            self.durable_pass.tick,
+            self.durable_pass.run_due,
             lambda _: pool.strays.tick(pool.age_ns()),
         )
 
@@ -263,7 +263,7 @@ class Store:
         """Whether a file is open for writing; the tick then runs more often."""
         return bool(self.pool.open_inodes.written)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Do the periodic work that is due. Called a few times a second; never blocks.
 
         A failure is logged and counted. The other chores and the mount go on.
@@ -272,7 +272,7 @@ class Store:
         if pool.settings.read_only:
             return
         now_s = pool.monotonic_s()
-        pool.background.do(lambda: self.device_watch.tick(now_s))
+        pool.background.do(lambda: self.device_watch.run_due(now_s))
         if self.device_watch.lost:
             return
         for chore in self._chores:
@@ -312,11 +312,11 @@ class Store:
 
     def _sweep_on(self, now_s: float) -> None:
         if not self.reconcile.done:
-            if self.reconcile.tick():
+            if self.reconcile.run_due():
                 self.start_scan.count_pins_anew()
             self._begin_sweep()
         elif not self.sweep.done:
-            self.sweep.tick()
+            self.sweep.run_due()
         elif self._search_due(now_s):
             self._settle_index(now_s)  # the search sees only committed rows
             self.sweep.find_unidentified()

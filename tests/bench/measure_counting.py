@@ -85,7 +85,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
             return cpu_us(store, STORES)
         finally:
             engine.pool.cache = figures
-            engine.tick()
+            engine.run_due()
 
     found = {"store": in_turns(lambda: stores(figures), lambda: stores(Uncounted()), rounds)}
     handles = Handles(os.memfd_create("handles"), OpenShares(0.5))

@@ -47,7 +47,8 @@ from mount.fuse.wire import Opcode
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.store import Store
 tree, written, run = sys.argv.pop(1) + "/", sys.argv.pop(1), mount.serve.run
-ROOTS = {{Reclaim._execute.__code__: "eviction", Store.tick.__code__: "tick"}}
+due = getattr(Store, "run_due", None) or getattr(Store, "tick")  # its name in an older TREE
+ROOTS = {{Reclaim._execute.__code__: "eviction", due.__code__: "tick"}}
 found, path, state = [], [], {{"label": "", "inside": [], "wrote": False}}
 def end():
     if state["label"] and path:

@@ -61,7 +61,7 @@ def test_the_rate_is_that_of_the_last_minute(tmp_path: Path) -> None:
     os.close(fd)
     assert wear.shown() == {"written_bytes": None, "write_rate": None, "endurance_left": None}
     for now_s in range(0, 300, 5):
-        wear.tick(float(now_s))
+        wear.run_due(float(now_s))
     assert wear.shown()["write_rate"] == 200
     assert wear.shown()["written_bytes"] == 59_000
 
@@ -78,7 +78,7 @@ def test_a_drive_that_does_not_answer_is_waited_for_by_nobody(tmp_path: Path) ->
     wear = DeviceWear(fd, lambda _: None, ask)
     os.close(fd)
     for now_s in (0.0, 20.0, 4000.0, 8000.0):
-        wear.tick(now_s)
+        wear.run_due(now_s)
     assert wear.shown()["endurance_left"] is None
     assert len(asked) <= 1
     answers.set()

@@ -149,7 +149,7 @@ class Blocks:
             truncating.refusals.forget(thread)
         meets = answer is Answer.SHARE or (not truncate and ino in truncating.old)
         meets = meets and writer and truncating.meets(ino, maker)
-        self.served.look_at(ino)
+        self.served.notice_late_write_at(ino)
         record = self._file(ino)
         if not writes:
             raise ReadOnly
@@ -186,7 +186,7 @@ class Blocks:
         pool = self._pool
         if ino in pool.recently_removed:
             return self._open_removed(ino)
-        self.served.look_at(ino)
+        self.served.notice_late_write_at(ino)
         record = self._file(ino)
         opened = pool.open_inodes.enter(ino, writer=False)
         if opened.emptied and not served and record.state in UNFINISHED:
@@ -297,9 +297,9 @@ class Blocks:
 
     def settle(self) -> None:
         """Carry out closes that wait for the fate of a writer or for the index, at each tick."""
-        self.doubts.tick(self._pool.monotonic_s())
+        self.doubts.run_due(self._pool.monotonic_s())
         self.last_closes.settle()
-        self.served.tick(self._pool.monotonic_s())
+        self.served.run_due(self._pool.monotonic_s())
 
     def present(self, ino: InodeNo) -> InodeRecord:
         """Return *ino*'s present record. Size and times of an open draft come from its extent."""
@@ -309,7 +309,7 @@ class Blocks:
             if removed is not None:
                 return removed
         elif opened.quiet_writers:
-            self.served.look(opened)
+            self.served.notice_late_write(opened)
         record = self._namespace.record(ino)
         if opened is None or not opened.writers or opened.fd < 0:
             return record

@@ -80,10 +80,10 @@ class Doubts:
                 return False
         except OSError as error:  # what cannot be checked is in doubt
             _log.warning("inode %#x: %s", opened.ino, error)
-        self.take(opened, closing)
+        self.keep_in_doubt(opened, closing)
         return True
 
-    def take(self, opened: OpenInode, closing: Closing) -> None:
+    def keep_in_doubt(self, opened: OpenInode, closing: Closing) -> None:
         """Keep a writer's handle of *opened* until it is known what *closing* means."""
         wait_s = self._pool.settings.foreign_close_s
         self._doubts.append(_Doubt(opened, closing, self._pool.monotonic_s() + wait_s))
@@ -137,7 +137,7 @@ class Doubts:
         record = self._pool.index.inode_or_miss(opened.ino)
         return record is not None and is_as_recorded(self._pool.syscalls.fstat(opened.fd), record)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Carry out the closes whose meaning is known by now."""
         if not self._doubts:
             return
@@ -218,7 +218,7 @@ class Doubts:
             if doubt.question is not None:
                 doubt.question.wait(until_s - self._pool.monotonic_s())
             doubt.until_s = now_s
-        self.tick(now_s)
+        self.run_due(now_s)
         while self._doubts:  # it still has another writer
             self._tear(self._doubts.pop())
 
@@ -244,7 +244,7 @@ class LastCloses:
                 self._publishing.publish(opened)
             except (KvfsError, OSError) as error:
                 _log.warning("inode %#x is not published yet: %s", opened.ino, error)
-                self.take(opened)
+                self.put_off(opened)
                 return
             if opened.ino in self._old:
                 self._old.end(opened.ino)
@@ -252,7 +252,7 @@ class LastCloses:
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
 
-    def take(self, opened: OpenInode) -> None:
+    def put_off(self, opened: OpenInode) -> None:
         """Keep the handle of the last writer of *opened*, which has closed it, for ``settle``."""
         self._untold.append((opened, 1))
         self._pool.open_notes.closes(opened, (UNTOLD,))

@@ -101,7 +101,7 @@ class Served:
         """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
         opened.served_passing -= passing
         self._count_passing(opened)
-        self.look(opened)
+        self.notice_late_write(opened)
         writes = writer and not opened.quiet_writers
         if writes:
             opened.served_writers -= 1
@@ -143,7 +143,7 @@ class Served:
         if opened is not None and opened.served_writers:
             self._count_as_closed(opened)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Count the handles of servers that wrote nothing for long as closed."""
         for _ in range(min(_LOOKS_A_TICK, len(self._written))):
             ino, watched = next(iter(self._written.items()))
@@ -210,17 +210,17 @@ class Served:
         """Look for late writes, because the pool stops; errors are only logged."""
         for opened in list(self._pool.open_inodes.values()):
             try:
-                self.look(opened)
+                self.notice_late_write(opened)
             except (KvfsError, OSError) as error:
                 _log.warning("inode %#x: %s", opened.ino, error)
 
-    def look_at(self, ino: InodeNo) -> None:
-        """Call ``look`` for inode *ino* if it is open. Raises what that raises."""
+    def notice_late_write_at(self, ino: InodeNo) -> None:
+        """Call ``notice_late_write`` for inode *ino* if it is open. Raises what that raises."""
         opened = self._pool.open_inodes.get(ino)
         if opened is not None:
-            self.look(opened)
+            self.notice_late_write(opened)
 
-    def look(self, opened: OpenInode) -> None:
+    def notice_late_write(self, opened: OpenInode) -> None:
         """Find out whether a server that counts as closed has written since. Atomic.
 
         If so, it is a writer again: one that appends if the block is longer now. Raises NoSpace,

@@ -89,11 +89,11 @@ class TakenOver:
     def _recall_close(self, opened: OpenInode, close: NotedClose) -> None:
         """Carry out a writer's *close* that another server answered."""
         if close == UNTOLD:
-            self._blocks.last_closes.take(opened)
+            self._blocks.last_closes.put_off(opened)
             return
         maker, fate = Maker(close.tgid, close.birth), Fate(close.fate)
         closing = Closing(close.tid, maker, fate, close.at_s, close.size_bytes, close.mtime_ns)
-        self._blocks.doubts.take(opened, closing)
+        self._blocks.doubts.keep_in_doubt(opened, closing)
 
     def _write(self, opened: OpenInode, record: InodeRecord, writers: list[LivingHandle]) -> None:
         """Set what is known of *opened*, which is being written."""

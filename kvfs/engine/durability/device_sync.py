@@ -82,7 +82,7 @@ class DeviceSync:
             self._thread.start()
         self._batches.put(fds)
 
-    def take(self) -> Done | None:
+    def pop_result(self) -> Done | None:
         """Return what became of the batch, once; None while it is under way."""
         return self._done.pop() if self._done else None
 

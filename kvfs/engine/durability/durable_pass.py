@@ -105,7 +105,7 @@ class DurablePass:
 
     # ---- the steps ----
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Go on with what is due; some microseconds if nothing is."""
         self._look_again(now_s)
         self._drop_lost()
@@ -115,7 +115,7 @@ class DurablePass:
 
     def _collect(self) -> None:
         """Take the batch that the thread has ended, if any, without waiting for the next tick."""
-        done = self._sync.take() if self._waits else None
+        done = self._sync.pop_result() if self._waits else None
         if done is not None:
             self._judge(done, self._pool.monotonic_s())
 
@@ -331,7 +331,7 @@ class DurablePass:
         now_s = self._pool.monotonic_s()
         self._asked_until_s = now_s + _ASKED_S
         self._set(goal)
-        self.tick(now_s)
+        self.run_due(now_s)
         blocks = sum(1 for _ in self._queue.undone(goal.ticket))
         return blocks + self._attributes.undone(goal.attributes)
 

@@ -211,7 +211,7 @@ class Verifier:
 
     # ---- the scrub: all of them over time ----
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Go on with the scrub; it rests while clients store. Raises NoSpace, OSError."""
         if self._mode != "scrub":
             return

@@ -48,14 +48,14 @@ class NameEviction:
         #: Evicts empty files, if the device has less space than the capacity.
         self._of_empty = _Turns(pool, reclaim, coldest_empty)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Evict as many blocks as there are names too many, in turns of milliseconds."""
-        self._of_all.take(self._excess())
-        self._of_empty.take(self._pool.empty_names_too_many())
+        self._of_all.evict_some(self._excess())
+        self._of_empty.evict_some(self._pool.empty_names_too_many())
 
     def make_room(self) -> None:
         """Evict names at once, because the index would refuse the next one."""
-        self.tick()
+        self.run_due()
         self._pool.index.room.look()
 
     def _excess(self) -> int:
@@ -73,7 +73,7 @@ class _Turns:
         self._coldest = coldest
         self._victims = Victims(pool, barren_s=_BARREN_S)
 
-    def take(self, excess: int) -> None:
+    def evict_some(self, excess: int) -> None:
         """Evict some of *excess* blocks: as many as fit into one turn."""
         looked_at = 0
         while looked_at < min(excess, CALL_MAX):
@@ -88,7 +88,7 @@ class _Turns:
         return [ino for ino in named if ino is not None]
 
     def _let_go(self, batch: list[InodeNo]) -> None:
-        self._reclaim.take(batch, open_too=False, reason=Reason.NAMES)
+        self._reclaim.evict_these(batch, open_too=False, reason=Reason.NAMES)
         for ino in batch:
             if ino in self._pool.heat:
                 self._victims.refuse(ino)
@@ -121,7 +121,7 @@ class Expiry:
         #: The shortest ttl when the next pass was put off; if it changes, the pass does not wait.
         self._paused_for_s: float | None = None
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Go on with the present pass, or begin one that is due."""
         ttl_s = self._pool.policies.shortest_ttl_s
         if ttl_s is None or (now_s < self._due_s and ttl_s == self._paused_for_s):
@@ -152,7 +152,7 @@ class Expiry:
             self._row += _ROWS
         for start in range(0, len(expired), BATCH):
             batch = expired[start : start + BATCH]
-            self._reclaim.take(batch, open_too=False, reason=Reason.TTL)
+            self._reclaim.evict_these(batch, open_too=False, reason=Reason.TTL)
         return self._row < len(columns.ino)
 
     def _is_expired(self, ino: InodeNo, now_ns: int) -> bool:

@@ -36,7 +36,7 @@ class OverrunWatch:
         self.overruns = 0
         self.given_up = 0
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Check the drafts; stop some if they take more than the capacity."""
         pool = self._pool
         written = pool.open_inodes.written

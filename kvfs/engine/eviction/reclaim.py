@@ -76,7 +76,7 @@ class Reclaim:
             return True
         return pool.evictable_bytes > 0 and not self._victims.is_barren()
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Keep space free ahead of the writers."""
         short_bytes = self._pool.short_bytes(now_s)
         if short_bytes > 0 and len(self._pool.recently_removed):
@@ -86,7 +86,7 @@ class Reclaim:
             self.evict(short_bytes, ahead=True)
 
     def top_up(self) -> None:
-        """Call ``tick`` as soon as no request waits, because a draft has just taken space."""
+        """Call ``run_due`` as soon as no request waits, because a draft has just taken space."""
         if not self._topping_up:
             self._topping_up = True
             self._pool.background.submit(self._top_up)
@@ -94,7 +94,7 @@ class Reclaim:
     def _top_up(self) -> None:
         self._topping_up = False
         now_s = self._pool.monotonic_s()
-        self.tick(now_s)
+        self.run_due(now_s)
         self._pool.unlink_queue.hurry(self._pool.headroom.target_bytes(now_s))
         self._pool.ready.fill()
 
@@ -123,7 +123,9 @@ class Reclaim:
             count += len(batch)
         return gone_bytes
 
-    def take(self, inos: Sequence[InodeNo], *, open_too: bool, reason: Reason) -> tuple[int, int]:
+    def evict_these(
+        self, inos: Sequence[InodeNo], *, open_too: bool, reason: Reason
+    ) -> tuple[int, int]:
         """Evict those of *inos* that can go, for *reason*; return how many blocks and bytes did.
 
         With *open_too* also open ones, whose space is freed after the last reader.

@@ -88,7 +88,7 @@ class WriteBack:
         """Note that the kernel's log reports a failed write of the device."""
         self._hinted = True
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Begin a look that is due, or act on one that has ended."""
         found = self._look.take()
         if (
@@ -245,7 +245,7 @@ class Unreadable:
             self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Drop what the last trial could not read, and try what was used since."""
         for ino in self._trial.take() or ():
             opened = self._pool.open_inodes.get(ino)

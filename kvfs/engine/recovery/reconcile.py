@@ -95,12 +95,12 @@ class Reconcile:
         }
 
     def start(self) -> None:
-        """Go on in the background; ``tick`` settles what is found."""
+        """Go on in the background; ``run_due`` settles what is found."""
         if self._doubt is not None:
             self._searching = True
             self._pool.background.submit_long(self._search)
 
-    def tick(self) -> bool:
+    def run_due(self) -> bool:
         """Settle some of what was found; on the loop's thread. Return whether it was the last.
 
         Raises NoSpace, OSError.

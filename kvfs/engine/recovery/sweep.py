@@ -58,7 +58,7 @@ class Sweep:
         self.renewed = 0
 
     def start(self) -> None:
-        """Begin; ``Store.tick`` continues it."""
+        """Begin; ``Store.run_due`` continues it."""
         self._work = self._steps()
         self._below = self._pool.numbers.first
         self._begin()
@@ -74,7 +74,7 @@ class Sweep:
         self._gaps = self._pool.not_durable.gaps
         self._pool.background.submit_long(self._search)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Deal with some of what was found; on the loop's thread."""
         for _ in range(min(len(self._suspects), _RENEWED_A_TICK)):
             ino, remove = self._suspects.popleft()

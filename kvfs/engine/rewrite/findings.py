@@ -85,7 +85,7 @@ class LockFiles:
             opened.part()
             self._pool.open_notes.writing(opened)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Look for locks on some of the files that processes share."""
         if now_s < self._due_s:
             return

@@ -55,7 +55,7 @@ class ReadOn:
         #: The owner (uid) of each old version that may still be read.
         self._owners: dict[InodeNo, int] = {}
 
-    def note(self, ino: InodeNo, uid: int) -> None:
+    def count_version(self, ino: InodeNo, uid: int) -> None:
         """Count *ino*, a block of user *uid* that has just lost its name to a new version."""
         self._owners[ino] = uid
 
@@ -277,7 +277,7 @@ class TruncatingOpens:
         else:
             self.old.keep(ino, fresh, stands_in=keeps.stands_in)
             if record.state not in UNFINISHED:
-                self._read_on.note(ino, record.uid)
+                self._read_on.count_version(ino, record.uid)
         self._namespace.keep_removed(ino, record, now_ns)
         self._pool.kernel.unnamed(ino)
 
@@ -323,14 +323,14 @@ class TruncatingOpens:
         self.old.give_way()
         self.displaced.give_way()
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Give up what has waited too long."""
-        self.old.tick()
+        self.old.run_due()
         self.refusals.tick(now_s)
-        self.lock_files.tick(now_s)
+        self.lock_files.run_due(now_s)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()
-        self.displaced.tick(now_s)
+        self.displaced.run_due(now_s)
 
     def close(self) -> None:
         """Give up all, because the pool stops."""

@@ -123,7 +123,7 @@ class OldVersions:
             if kept is not None:
                 self._let_go(kept)
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """End old versions whose draft was renamed or removed before its last close."""
         for draft in list(self._kept):
             record = self._pool.index.inode_or_miss(draft)
@@ -312,7 +312,7 @@ class DisplacedDrafts:
                 self._note()
                 self._pool.leave(displaced.opened, writer=False)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Give up those that have waited too long."""
         while self._kept and next(iter(self._kept.values())).until_s <= now_s:
             self._forget_oldest()

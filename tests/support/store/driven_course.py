@@ -27,20 +27,20 @@ class Course:
 
     # ---- chores: the tick does them all, and a test one of them ----
 
-    tick = At(lambda engine: engine.tick)
+    tick = At(lambda engine: engine.run_due)
     evict = At(lambda engine: engine.evict)
-    evict_by_command = At(lambda engine: engine.reclaim.take)
+    evict_by_command = At(lambda engine: engine.reclaim.evict_these)
     open_final = At(lambda engine: engine.pool.final_bytes.open)
     close_final = At(lambda engine: engine.pool.final_bytes.close)
     evict_used = At(lambda engine: engine.reclaim.evict_used)
-    evict_names = At(lambda engine: engine.name_eviction.tick)
+    evict_names = At(lambda engine: engine.name_eviction.run_due)
     settle_closes = At(lambda engine: engine.blocks.settle)
     search_anew = At(lambda engine: engine.reclaim.search_anew)
     require_space = At(lambda engine: engine.allocator.require_space)
     look_at_device = At(lambda engine: engine.pool.device_room.look)
     rank_anew = At(lambda engine: engine.start_scan.rank_anew)
     sweep_anew = At(lambda engine: engine.sweep.start)
-    sweep_on = At(lambda engine: engine.sweep.tick)
+    sweep_on = At(lambda engine: engine.sweep.run_due)
 
     def checkpoint_due(self) -> None:
         """Let the next tick begin a checkpoint."""
@@ -58,7 +58,7 @@ class Course:
     end_second_tries = At(lambda engine: engine.blocks.truncating.close)
     lose_maker = At(lambda engine: engine.blocks.lease_ends.end)
     # Drafts that grow without asking.
-    watch = At(lambda engine: engine.watch.tick)
+    watch = At(lambda engine: engine.watch.run_due)
     look_at_closing = At(lambda engine: engine.watch.look_at_closing)
     look_at_removal = At(lambda engine: engine.watch.look_at_removal)
     look_at_runners = At(lambda engine: engine.allocator.growth.look_at_runners)
@@ -154,13 +154,13 @@ class Course:
     def pass_looks(self, days: float) -> None:
         """Let *days* pass, and look at all blocks that file servers write."""
         self.let_days_pass(days)
-        self.engine.blocks.served.tick(float("inf"))
+        self.engine.blocks.served.run_due(float("inf"))
 
     age_ns = At(lambda engine: engine.pool.age_ns)
 
     def wait_for_opens(self, wait_s: float) -> None:
         """Let *wait_s* go by for the OPENs that truncating opens wait for."""
-        self.engine.blocks.truncating.tick(self.now_s() + wait_s)
+        self.engine.blocks.truncating.run_due(self.now_s() + wait_s)
 
     def end_leases(self, now_s: float) -> None:
         """End the leases that are over at *now_s*."""
