@@ -21,7 +21,7 @@ AT_ONCE: Final = 4
 WAIT_S: Final = 120.0
 
 
-@pytest.fixture(params=["daemon", "passthrough"])
+@pytest.fixture(params=[pytest.param("daemon", marks=pytest.mark.proof), "passthrough"])
 def full(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A drive of a gigabyte, full of blocks of 8 MiB, which may all go."""
     skip_without_mounts()
@@ -51,7 +51,7 @@ def fill(mounted: Mounted, directory: Path) -> None:
 def test_drafts_that_were_set_to_their_length_have_their_space(full: Mounted, how: str) -> None:
     """[truncate-up] However many at once, up to the bound; neither SIGBUS nor ENOSPC."""
     assert full.status()["eviction"]["blocks"] > 0
-    for turn in range(3):
+    for turn in range(2):
         names = [f"large{turn}-{number}" for number in range(AT_ONCE)]
         writers = [
             begin(full.path / f"{number}", name, LARGE_BYTES, how)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.needs_fuse
 BLOCK_BYTES: Final = 1 << 20
 
 
-@pytest.fixture(params=["daemon", "passthrough"])
+@pytest.fixture(params=[pytest.param("daemon", marks=pytest.mark.proof), "passthrough"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NfsPool]:
     """A small pool on each data path, behind a server with its default settings."""
     flags = (f"--capacity={CAPACITY_BYTES}", f"--data-path={request.param}")

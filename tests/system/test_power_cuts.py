@@ -61,13 +61,14 @@ def hold(done: Proof) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
-def test_thirty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
+def test_twenty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
     """Blocks stored in all ways, evicted, in directories that are renamed."""
-    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 30, (*SHORT, *CHECKED), LATE_S)))
+    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 20, (*SHORT, *CHECKED), LATE_S)))
 
 
-@pytest.mark.parametrize("path", ["daemon", "passthrough"])
-@pytest.mark.parametrize("during", During)
+@pytest.mark.parametrize(
+    ("path", "during"), [("daemon", During.HONOURED), ("passthrough", During.AGEING)]
+)
 def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(
     path: str, during: During
 ) -> None:

@@ -157,19 +157,19 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 def test_more_data_than_the_server_may_have_memory(limited: Mounted) -> None:
-    """[large-data] 1 GiB in blocks and one file of 768 MiB go in and come out, byte for byte."""
+    """[large-data] 640 MiB in blocks and one file of 576 MiB go in and come out, byte for byte."""
     limits = resource.prlimit(limited.server_pid, resource.RLIMIT_DATA)
     assert limits == (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES)
     chance = random.Random(1)
     block = bytearray(chance.randbytes(BLOCK_BYTES))
     sums = []
-    for number in range(32):
+    for number in range(20):
         block[:8] = number.to_bytes(8, "little")
         write_file(limited.path / f"{number}", bytes(block))
         sums.append(hashlib.sha256(block).digest())
     whole = hashlib.sha256()
     with opened(limited.path / "large", os.O_CREAT | os.O_WRONLY) as fd:
-        for number in range(24):
+        for number in range(18):
             block[:8] = number.to_bytes(8, "big")
             assert os.write(fd, block) == BLOCK_BYTES
             whole.update(block)

@@ -18,15 +18,16 @@ HOSTILE = "a\x1b[2J\n  none  \x9b31m\u202ey"
 FORGED = "  none"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hostile() -> Iterator[Mounted]:
-    """A mount on which a directory of that name holds most, and a process of that name lives."""
+    """A mount on which a directory of that name holds most, and a process has a file of it open."""
     skip_without_mounts()
     with blank_place() as place, small_mount(place) as mounted:
         directory = mounted.path / HOSTILE
         directory.mkdir()
         (directory / HOSTILE).write_bytes(bytes(235 << 20))
-        yield mounted
+        with open(directory / HOSTILE, "rb"):
+            yield mounted
 
 
 def is_harmless(printed: str) -> bool:
@@ -50,14 +51,13 @@ def is_harmless(printed: str) -> bool:
         ("unpin", ("{kv}/" + HOSTILE,)),
         ("warm", ("{kv}", "--dry-run")),
         ("warm", ("{kv}/" + HOSTILE + "/none",)),
-        ("umount", ("{kv}",)),
         ("fsck", ("{kv}/" + HOSTILE,)),
+        ("umount", ("{kv}",)),
     ],
 )
 def test_no_verb_prints_a_name_raw(hostile: Mounted, verb: str, arguments: tuple[str, ...]) -> None:
-    with open(hostile.path / HOSTILE / HOSTILE, "rb"):
-        command = [argument.format(kv=hostile.path) for argument in arguments]
-        done = run_kvfs(verb, *command, check=False)
+    command = [argument.format(kv=hostile.path) for argument in arguments]
+    done = run_kvfs(verb, *command, check=False)
     assert done.stdout + done.stderr
     assert is_harmless(done.stdout), done.stdout
     assert is_harmless(done.stderr), done.stderr

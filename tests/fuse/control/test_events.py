@@ -141,6 +141,7 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.one_data_path
 def test_a_deep_tree_and_a_listener_that_pauses_take_little_memory(
     listener: Listener, mount: Mounted, kv: Path, nobody: Caller, kvfs_only: None
 ) -> None:

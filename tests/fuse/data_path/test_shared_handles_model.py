@@ -167,4 +167,4 @@ class ReadersMachine(RuleBasedStateMachine):
 
 
 TestReaders = ReadersMachine.TestCase
-TestReaders.settings = settings(max_examples=80, stateful_step_count=50)
+TestReaders.settings = settings(max_examples=40, stateful_step_count=50)

@@ -122,7 +122,7 @@ NAMES: Final = [str(number) for number in range(COUNT)]
     [
         (kill, fsync_directory),
         (kill, fsync_a_draft),
-        (upgrade, fsync_directory),
+        pytest.param(upgrade, fsync_directory, marks=pytest.mark.proof),
         (kill_and_follow, sync_by_command),
         (upgrade, sync_by_command),
     ],

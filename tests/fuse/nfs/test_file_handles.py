@@ -23,7 +23,7 @@ from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = pytest.mark.needs_fuse
 
-MANY: Final = 20_000
+MANY: Final = 2_000
 
 
 def test_a_handle_leads_to_its_file_wherever_its_name_is(
