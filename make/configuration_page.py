@@ -282,7 +282,7 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         ),
         "stop_timeout_s": Words(
             "how long `kvfs umount` waits for the server to stop",
-            "not here: a value in the file has no effect today; use `kvfs umount --wait-s`",
+            "longer, if a drive takes long to write the rest; `TimeoutStopSec` of the unit, too",
         ),
         "silent_max_s": Words(
             "a server that does not answer for so long is killed, and another takes over",

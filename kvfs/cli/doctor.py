@@ -12,6 +12,7 @@ from kvfs.cli.tables import console_for_tables
 from kvfs.client.control_socket import ServerGone, peer_pid
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import (
+    NextServerDue,
     ServerAnswer,
     answers_and_dead,
     complaint,
@@ -194,11 +195,19 @@ def report_of_silent(path: str, error: CommandError) -> Report | None:
     server_pid = peer_pid(socket_path(name_of(mountpoint)))
     again = f"kvfs umount {where} && kvfs mount {source} {where}"
     kept = "with the same options; everything stored is still there"
+    is_due = isinstance(error, NextServerDue)
     if server_pid > 0 and _state_of(server_pid) in _STOPPED:
         problem = f"the server, process {server_pid}, is stopped (SIGSTOP, a debugger): calls hang"
         fix = f"kill -CONT {server_pid}"
-    elif isinstance(error, ServerGone) or was_killed(server_pid) or has_ended(mountpoint):
+    elif (
+        isinstance(error, ServerGone)
+        or (was_killed(server_pid) and not is_due)
+        or has_ended(mountpoint)
+    ):
         problem, fix = "the server is dead: every call fails", f"{again}\n{kept}"
+    elif is_due:
+        problem = "the server has died, and the next one does not serve yet: calls wait for it"
+        fix = f"kvfs status {where}\nwait until it shows the mount; its log says what it waits for"
     else:
         problem = f"calls hang: {error}"
         fix = f"{f'kill -KILL {server_pid}; ' if server_pid > 0 else ''}{again}\n{kept}"

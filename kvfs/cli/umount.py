@@ -33,6 +33,7 @@ from kvfs.core.errors import (
     SourceBusy,
     UsageError,
 )
+from kvfs.core.mount_name import config_path, name_of
 from kvfs.core.settings import Settings
 from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
 from kvfs.machine.mounted_elsewhere import note_of, where_in_use
@@ -63,7 +64,7 @@ def configure(subparsers: "Subparsers") -> None:
         example="kvfs umount /kv",
     )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
-    parser.add_argument("--config", metavar="FILE", help="take MOUNTPOINT from this settings file")
+    parser.add_argument("--config", metavar="FILE", help="settings file; it may name MOUNTPOINT")
     parser.add_argument(
         "--lazy",
         action="store_true",
@@ -77,9 +78,9 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--wait-s",
         type=_seconds,
-        default=Settings().stop_timeout_s,
         metavar="SECONDS",
-        help="seconds to wait for the server to stop (default: %(default)g)",
+        help="seconds to wait for the server to stop (default: stop_timeout_s of the settings, "
+        f"else {Settings().stop_timeout_s:g})",
     )
 
 
@@ -96,7 +97,10 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Unmount and wait."""
     need_root("kvfs umount")
-    mountpoint = resolve_mountpoint(args.mountpoint or _configured_mountpoint(args.config))
+    settings = _settings(args.mountpoint, args.config)
+    mountpoint = resolve_mountpoint(args.mountpoint or settings.mountpoint)
+    if args.wait_s is None:
+        args.wait_s = settings.stop_timeout_s
     if not args.unguard:
         return _end(mountpoint, args)
     if mount_at(mountpoint) is None and _unguarded(mountpoint):
@@ -155,13 +159,23 @@ def _end(mountpoint: str, args: argparse.Namespace) -> int:
     )
 
 
-def _configured_mountpoint(path: str | None) -> str:
-    if not path:
+def _settings(mountpoint: str | None, config: str | None) -> Settings:
+    """Return the settings in the file *config*, or else in the usual one of *mountpoint*.
+
+    Raises UsageError, but not for the usual one: whatever it says, the mount can be ended.
+    """
+    if config:
+        settings = Settings.from_toml(read_settings_file(config, must_exist=True), origin=config)
+        if not mountpoint and not settings.mountpoint:
+            raise UsageError(f"{config} does not set mountpoint")
+        return settings
+    if not mountpoint:
         raise UsageError("give MOUNTPOINT, or --config with a file that names it")
-    settings = Settings.from_toml(read_settings_file(path, must_exist=True), origin=path)
-    if not settings.mountpoint:
-        raise UsageError(f"{path} does not set mountpoint")
-    return settings.mountpoint
+    path = config_path(name_of(resolve_mountpoint(mountpoint)))
+    try:
+        return Settings.from_toml(read_settings_file(path, must_exist=False), origin=path)
+    except UsageError:
+        return Settings()
 
 
 def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]:

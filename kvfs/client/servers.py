@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kvfs.client.control_socket import (
     HungUp,
@@ -41,6 +41,12 @@ _NO_SOCKET_WAIT_S: Final = 0.5
 _ASKED_MAX: Final = 32
 #: The most that is shown of why the last server died.
 _WHY_MAX_CHARACTERS: Final = 500
+
+
+class NextServerDue(ServeFailed):
+    """A server has died, and another one is about to take over the mount."""
+
+    exit_code: ClassVar[int] = ServeFailed.exit_code
 
 
 class ServerAnswer(NamedTuple):
@@ -128,7 +134,7 @@ def _corrected(answer: ServerAnswer, alive: Sequence[str]) -> ServerAnswer:
     mountpoint = mountpoint_behind(answer.path)
     if not _is_gone(answer) or (mountpoint and mountpoint not in alive):
         return answer
-    return answer._replace(error=ServeFailed(_coming(mountpoint or answer.path)))
+    return answer._replace(error=_due(mountpoint or answer.path))
 
 
 def _without_socket(mountpoint: str) -> CommandError:
@@ -145,8 +151,8 @@ def _one_has_died() -> bool:
     return any((pid := peer_pid(path)) == 0 or was_killed(pid) for path in unknown)
 
 
-def _coming(mountpoint: str) -> str:
-    return (
+def _due(mountpoint: str) -> NextServerDue:
+    return NextServerDue(
         f"the server of {mountpoint} has died, and the next one does not serve yet; calls wait for "
         "it, and its log says what it does"
     )
@@ -184,7 +190,7 @@ def status_of(path: str) -> dict[str, Any]:
             break
         if time.monotonic() >= since_s + (_TAKEOVER_WAIT_S if has_died else _NO_SOCKET_WAIT_S):
             if has_died:
-                raise ServeFailed(_coming(mountpoint))
+                raise _due(mountpoint)
             break
         time.sleep(_LOOK_S)
     if kvfs_at(mountpoint) is None:
