@@ -5,7 +5,6 @@ long. So both files are filled after mkfs and before the mount.
 """
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, environment, mount_status
+from kvfs.client.dead_mount import wait_for_end
 from kvfs.client.subprocesses import output_of, undisturbed
 from kvfs.core.errors import BenchFailed, NotRoot, ToolMissing, UsageError
 from kvfs.core.sizes import format_size
@@ -199,12 +199,10 @@ def kvfs_mount(
 
 def _end(pidfd: int, say: Callable[[str], None]) -> None:
     """Kill a server that outlived its mount: it would keep the device and its memory for ever."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    if not poll.poll(0):
+    if not wait_for_end(pidfd, 0):
         say(f"the kvfs server had not stopped after {_STOP_WAIT_S} s and was killed")
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        poll.poll(_STOP_WAIT_S * 1000)
+        wait_for_end(pidfd, _STOP_WAIT_S)
     os.close(pidfd)
 
 

@@ -6,6 +6,8 @@ Clients keep the files that they have open on it, and it ends with its last user
 import errno
 import os
 import select
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from kvfs.client.control_socket import locked_directory
@@ -47,20 +49,31 @@ def take_away(dead: DeadMount) -> None:
     Calls that wait for the killed server end with an error.
     """
     mountpoint = dead.mount.mountpoint
+    # If two servers start at once, neither must detach what the other has just mounted.
+    with released(dead, "detach"), locked_directory(RUN_DIRECTORY):
+        if dead_mount_at(mountpoint) == dead:
+            try:
+                unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+
+
+@contextmanager
+def released(dead: DeadMount, by: str) -> Iterator[None]:
+    """Inside the ``with`` the mount *dead* goes; afterwards its server's locks are gone, too.
+
+    They last until the process has ended. An OSError becomes MountpointUnusable: it cannot be done
+    what *by* names.
+    """
     pidfd = open_process(dead.held_up_pid)
     try:
-        # If two servers start at once, neither must detach what the other has just mounted.
-        with locked_directory(RUN_DIRECTORY):
-            if dead_mount_at(mountpoint) != dead:
-                return
-            unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
-        # The dead server's locks on the source last until its process has ended.
+        yield
         wait_for_end(pidfd, SOURCE_WAIT_S)
     except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise MountpointUnusable(
-                f"{mountpoint}: cannot detach the mount of a dead server: {error.strerror}"
-            ) from None
+        raise MountpointUnusable(
+            f"{dead.mount.mountpoint}: cannot {by} the mount of a dead server: {error.strerror}"
+        ) from None
     finally:
         if pidfd >= 0:
             os.close(pidfd)
