@@ -11,11 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from kvfs.cli.main import VERBS
 from kvfs.core import errors
 from tests.support.rules.floors import FLOORS, floor_of, is_pure
 from tests.support.rules.house_rules import of_each
 from tests.support.rules.late_binding import late_bound, stand_ins
+from tests.support.rules.open_parts import fields, set_elsewhere
 from tests.support.rules.source_tree import (
     MODULES,
     ROOT,
@@ -98,6 +101,15 @@ class Part:
         part.told = lambda: None
         part.pool.told = _nothing
         self._part.told = self.look
+"""
+#: Ways to set a field of an open inode from outside of its part.
+OUTSIDE: Final = """
+class Part:
+    def look(self, opened, handle):
+        self.fd = opened.fd
+        opened.fd, handle.flushed = -1, True
+        handle.opened.readers += 1
+        opened.torn = not opened.gone
 """
 #: A file that is shorter than this many lines earns its name by so many importers.
 FRAGMENT_END_LINES: Final = 40
@@ -200,6 +212,23 @@ def test_what_is_bound_later_is_found(tmp_path: Path) -> None:
     found = [line.partition(": ")[2] for line in late_bound(path)]
     assert found == ["self.told", "part.told", "part.pool.told", "self._part.told"]
     assert list(stand_ins(path)) == ["_nothing"]
+
+
+@of_each(SOURCES)
+def test_a_part_of_an_open_inode_is_set_by_its_own_module(path: Path) -> None:
+    outside = list(set_elsewhere(path))
+    assert not outside, f"{shown(path)}: a method of the part instead: {outside}"
+
+
+def test_what_is_set_from_outside_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"fd", "spare_bytes", "served_readers", "hands", "gone", "readers", "torn"} <= set(
+        fields()
+    )
+    path = tmp_path / "outside.py"
+    path.write_text(OUTSIDE)
+    monkeypatch.setattr("tests.support.rules.open_parts.module_of", lambda path: path.stem)
+    found = sorted(line.split(": ")[1].split(" is ")[0] for line in set_elsewhere(path))
+    assert found == ["handle.opened.readers", "opened.fd", "opened.torn"]
 
 
 @of_each(SOURCES)

@@ -81,7 +81,7 @@ class Attributes:
                 changed = changed._replace(mtime_ns=changed.mtime_ns ^ 1)
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
-            opened.gone = changed
+            opened.lose_name(changed)
             pool.open_notes.changed(opened)
         else:
             changed = changed._replace(sequence=pool.next_sequence())
@@ -260,8 +260,8 @@ class Attributes:
                 kept[name] = value
             if not pool.open_notes.takes(ino, kept):
                 raise NoSpace("too many attributes of files without a name")
-            gone.attributes = kept
-            gone.gone = changed
+            gone.keep_attributes(kept)
+            gone.lose_name(changed)
             pool.open_notes.changed(gone)
             return
         before = pool.index.xattr(ino, name)

@@ -145,8 +145,7 @@ class DraftGrowth:
             return 0
         if growth_bytes > 0:
             pool.headroom.note(growth_bytes, now_s)
-        opened.outgrown = max(growth_bytes, 0)
-        opened.taken_unasked += opened.outgrown
+        opened.take_unasked(growth_bytes)
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def empty(self, opened: OpenInode) -> None:
@@ -278,7 +277,7 @@ class Allocator:
         if not opened.created_in or not opened.unfinished:
             return 0
         if opened.front_bytes not in (-1, opened.allocated_bytes):
-            return 0  # some of its blocks may be beyond the reserve (holes.py)
+            return 0  # some of its blocks may be beyond the reserve (extent_bytes.py)
         usual_bytes = round_up(self._pool.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
@@ -294,16 +293,15 @@ class Allocator:
         demand = self._pool.ready.forecast
         largest_bytes = demand.largest_bytes(parent)
         foretold = largest_bytes and demand.foretells(parent)
-        opened.unreserved = not foretold or opened.allocated_bytes < largest_bytes
-        if not opened.unreserved:
+        if foretold and opened.allocated_bytes >= largest_bytes:
             usual_bytes = demand.usual_bytes(parent)
             self._pool.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
-            opened.outgrowing_bytes = outgrowing_bytes(usual_bytes, largest_bytes)
+            opened.rely(outgrowing_bytes(usual_bytes, largest_bytes))
             self._space.lacking_bytes = max(self._space.lacking_bytes, opened.outgrowing_bytes)
             return
         running = 1 + len(self._pool.open_inodes.runners)
         if self._space.unclaimed_bytes < UNWATCHED_BYTES * running:
-            opened.through_daemon = True
+            opened.lack()
         else:
             self._pool.open_inodes.let_run(opened)
 

@@ -303,21 +303,19 @@ class Pool:
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account for *allocated_bytes*, which the extent of *opened* holds now."""
         self.space.extra_bytes += allocated_bytes - opened.allocated_bytes
-        opened.allocated_bytes = allocated_bytes
+        opened.hold(allocated_bytes)
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
         """Count one handle less. The last closes the extent, and unlinks it if it has no name."""
         last = self.open_inodes.leave(opened, writer=writer)
-        if opened.noted and not opened.writers:
+        if not opened.writers and self.open_notes.has_notes(opened.ino):
             self.open_notes.written(opened)
         if not last:
             return
         if opened.ino in self.unfinished and not self._is_draft(opened):
             self.unfinished.discard(opened.ino)  # the next change writes it to the index
         self.kernel.freed(opened)
-        if opened.fd >= 0:
-            self.syscalls.close(opened.fd)
-            opened.fd = -1
+        opened.close_extent(self.syscalls)
         if opened.gone is not None and not opened.revoked:
             self._erase_or_keep(opened, opened.gone)
 
@@ -326,11 +324,10 @@ class Pool:
 
         Its handles stay until the file servers close them.
         """
-        opened.gone, opened.revoked = record, True
-        opened.allocated_bytes = 0
-        if opened.fd >= 0:
-            self.syscalls.close(opened.fd)
-            opened.fd = -1
+        opened.lose_name(record)
+        opened.revoke()
+        opened.hold(0)
+        opened.close_extent(self.syscalls)
         self.kernel.freed(opened)
         self._erase(opened.ino, record)
 

@@ -236,8 +236,7 @@ class PassthroughPath:
 
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
-        fresh, opened.fresh_id = opened.fresh_id, NO_BACKING_ID
-        return fresh or self._idle.pop(opened.ino, NO_BACKING_ID)
+        return opened.take_fresh_id() or self._idle.pop(opened.ino, NO_BACKING_ID)
 
     def _register(self, opened: OpenInode) -> BackingId:
         if opened.fd >= 0:  # perhaps its name is gone

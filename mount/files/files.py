@@ -219,9 +219,10 @@ class Files:
         kind, path, blocks = HandleKind.READER, self._port.path, self.store.blocks
         asks = served and blocks.served.must_ask(opened)
         if writer:
-            kind, opened.flushed = HandleKind.WRITER, False
+            kind = HandleKind.WRITER
+            opened.begin_flushes()
             if asks and opened.readers + opened.writers == 1:
-                opened.through_daemon = True
+                opened.must_ask()
         try:
             grant = path.grant(opened, writer=writer, asks=asks)
             if not (writer or grant.backing_id or path.holds_readers):  # read by this process
@@ -248,7 +249,7 @@ class Files:
         """Note which process writes through *handle*: the killed server did not get to that."""
         maker = self._makers.of(tid, time.monotonic())
         self.handles.note_writer(handle, tid, maker)
-        handle.opened.maker = maker
+        handle.opened.belong_to(maker)
         handle.opened.add_hand(Hand(maker, tid))
         if handle.uid < 0:
             self.handles.charge(handle, self.callers.payer_of(uid, tid))
@@ -303,7 +304,7 @@ class Files:
                 before = closing  # otherwise it is still open whether the earlier one lives
             self.handles.note_close(handle, before)
             self.store.watch.look_at_closing(handle.opened)
-            handle.opened.flushed = True
+            handle.opened.flush()
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 
@@ -327,11 +328,11 @@ class Files:
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""
         fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
-        opened.transfers += 1
+        opened.begin_transfer()
         try:
             await self.in_thread(self.store.pool.syscalls.fsync, fd)
         finally:
-            opened.transfers -= 1
+            opened.end_transfer()
         await self.sync_names()
 
     async def sync_names(self) -> None:

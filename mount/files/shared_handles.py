@@ -185,7 +185,7 @@ class SharedHandles:
         if not handle.opens:
             return False
         if opened.readers > 1 + opened.served_readers:
-            opened.readers -= 1
+            self._pool.open_inodes.leave_one(opened)
         elif self._may_be_parked(opened):
             self._pool.open_inodes.park(opened)
         else:
@@ -210,7 +210,7 @@ class SharedHandles:
         if opened.readers == 1:
             self._pool.open_inodes.park(opened)
         else:
-            opened.readers -= 1
+            self._pool.open_inodes.leave_one(opened)
         self._handles.leave(handle, request)
         return True
 

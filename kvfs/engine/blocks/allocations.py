@@ -7,7 +7,6 @@ from kvfs.core.errors import TooLarge
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open import holes
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -51,8 +50,8 @@ class Allocations:
         if wanted.mode & FALLOC_FL_PUNCH_HOLE:
             return 0
         if pool.kernel.writers_run_free and not opened.through_daemon:
-            holes.look(opened, pool.syscalls.fstat(opened.fd).st_size)
-        return holes.growth_bytes(pool.syscalls, opened, wanted.offset_bytes, end_bytes)
+            opened.look_for_holes(pool.syscalls.fstat(opened.fd).st_size)
+        return opened.growth_bytes(pool.syscalls, wanted.offset_bytes, end_bytes)
 
     def write_growth_bytes(self, opened: OpenInode, end_bytes: int, size_bytes: int) -> int:
         """Return what a write of *size_bytes* that ends at *end_bytes* may allocate.
@@ -62,7 +61,7 @@ class Allocations:
         if end_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{end_bytes} bytes")
         start_bytes = end_bytes - size_bytes
-        return holes.growth_bytes(self._pool.syscalls, opened, start_bytes, end_bytes)
+        return opened.growth_bytes(self._pool.syscalls, start_bytes, end_bytes)
 
     def begin(self, opened: OpenInode, wanted: AllocationRequest) -> Allocation:
         """Pledge the space of an fallocate(2) on *opened*; return it as work for a thread.
@@ -71,15 +70,15 @@ class Allocations:
         """
         pool, fd = self._pool, opened.fd
         growth_bytes = self.growth_bytes(opened, wanted)
-        opened.allocating += 1
+        opened.begin_allocation()
         try:
             if growth_bytes:
                 self._allocator.require_space(growth_bytes)  # evicts others, but not this one
             if wanted.mode & FALLOC_FL_PUNCH_HOLE:
-                holes.punched(opened, wanted.offset_bytes)
+                opened.note_punched(wanted.offset_bytes)
             self._publishing.allocate_ahead(opened.ino)
         except BaseException:
-            opened.allocating -= 1
+            opened.end_allocation()
             raise
         pool.space.pledged_bytes += growth_bytes
 
@@ -121,7 +120,8 @@ class Allocations:
         """
         pool = self._pool
         pool.space.pledged_bytes -= allocation.pledged_bytes
-        opened.allocating -= 1
-        opened.unreserved = opened.unreserved and not allocation.pledged_bytes
+        opened.end_allocation()
+        if allocation.pledged_bytes:
+            opened.has_asked()
         if pool.open_inodes.get(opened.ino) is opened:
             pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))

@@ -25,7 +25,6 @@ from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator, require_lease
-from kvfs.pool.open import holes
 from kvfs.pool.open.measure import measured, not_before, require_size, tick_ns
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
@@ -94,13 +93,12 @@ class Blocks:
             pool.ready.put_back(extent)
             raise
         opened = pool.open_inodes.enter(extent.ino, writer=True)
-        opened.fd = extent.fd
-        opened.fresh_id = extent.backing_id
-        opened.created_in = parent
-        opened.maker = maker
+        opened.take_extent(extent.fd, extent.backing_id)
+        opened.foresee(parent)
+        opened.belong_to(maker)
         opened.note_hand(Hand(maker, thread), appends=appends)
         opened.create()
-        opened.allocated_bytes = extent.reserve_bytes
+        opened.hold(extent.reserve_bytes)
         pool.space.extra_bytes += extent.reserve_bytes
         self._allocator.choose_course(opened, parent)
         return opened, record
@@ -193,7 +191,7 @@ class Blocks:
             pool.leave(opened, writer=False)
             raise DeadInode(f"inode {ino} was emptied, and is not whole yet")
         if opened.readers == 1 and not opened.writers:
-            opened.allocated_bytes = record.allocated_bytes
+            opened.hold(record.allocated_bytes)
         self._touch(ino)
         pool.cache.loaded(record)
         return opened
@@ -220,7 +218,7 @@ class Blocks:
     ) -> None:
         first = opened.readers + opened.writers == 1
         if first:
-            opened.allocated_bytes = record.allocated_bytes
+            opened.hold(record.allocated_bytes)
         if writer and self.truncating.is_awaited(opened.ino):
             self._awaited.claim(opened)
         if first and writer and (appends or not record.size_bytes):
@@ -232,8 +230,8 @@ class Blocks:
             self.close(written, writer=True)
         if writer:
             if opened.writers == 1:
-                opened.front_bytes = -1
-                holes.look(opened, record.size_bytes)
+                opened.forget_holes()
+                opened.look_for_holes(record.size_bytes)
             self.extent_fd(opened)
             self.publishing.begin(opened, record, maker, appends=appends)
 
@@ -243,7 +241,8 @@ class Blocks:
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
         opened = self._pool.open_inodes.enter(ino, writer=False)
-        opened.gone, opened.allocated_bytes = record, record.allocated_bytes
+        opened.lose_name(record)
+        opened.hold(record.allocated_bytes)
         self._pool.cache.loaded(record)
         return opened
 
@@ -261,7 +260,7 @@ class Blocks:
         if opened.fd < 0:
             try:
                 access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
-                opened.fd = self._pool.extents.open(opened.ino, access)
+                opened.open_extent(self._pool.extents.open(opened.ino, access))
                 record = opened.gone or self._pool.index.inode_or_miss(opened.ino)
                 require_size(self._pool.syscalls, opened, record)
             except Damaged as error:
@@ -281,7 +280,8 @@ class Blocks:
 
         *closing* tells how the client closed it. If that is in doubt, ``settle`` closes it later.
         """
-        opened.appenders -= appends
+        if appends:
+            opened.stop_appending()
         if closing is not None and self.doubts.raised(opened, closing):
             return
         if writer:
@@ -352,6 +352,6 @@ class Blocks:
         self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
         fd = self.extent_fd(opened)
         opened.resize()
-        opened.front_bytes = min(opened.front_bytes, size_bytes)
+        opened.note_cut(size_bytes)
         pool.syscalls.ftruncate(fd, size_bytes)
         pool.note_allocated(opened, pool.extents.allocated_bytes(fd))

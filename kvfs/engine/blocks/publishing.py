@@ -80,14 +80,14 @@ class Publishing:
             # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13),
             # which shows that something was written.
             pool.syscalls.fstat(opened.fd)
-            opened.maker = maker
+            opened.belong_to(maker)
             if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
-                opened.maker = Maker(record.maker_tgid, record.maker_birth)
+                opened.belong_to(Maker(record.maker_tgid, record.maker_birth))
         pool.open_notes.writing(opened)
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back
-            opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+            opened.note_identity(lingers=self._identities.withdraw_now(opened.ino))
             return
         reopened = after(state, Event.REOPEN)
         # Also for a slab, whose state stays: a start after a kill measures what was being written.
@@ -97,9 +97,9 @@ class Publishing:
                 change.write(Changed(opened.ino, record, rewrite, Why.REOPENED))
         if reopened is not state:
             opened.rewrite()
-        opened.identity_lingers = self._identities.withdraw_now(opened.ino)
+        opened.note_identity(lingers=self._identities.withdraw_now(opened.ino))
         if not record.size_bytes:  # no old bytes that could mix with new ones
-            opened.identity_lingers = False
+            opened.note_identity(lingers=False)
 
     def must_forget(self, opened: OpenInode) -> bool:
         """Whether a writer may overwrite bytes that still have an identity on the device.
@@ -112,7 +112,7 @@ class Publishing:
     def forget_durably(self, opened: OpenInode) -> None:
         """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
         self._pool.syscalls.fsync(opened.fd)
-        opened.identity_lingers = False
+        opened.note_identity(lingers=False)
         self._identities.forgotten(opened.ino)
 
     def allocate_ahead(self, ino: InodeNo) -> None:
@@ -168,7 +168,7 @@ class Publishing:
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
-        opened.flushed_as = (status.st_size, status.st_mtime_ns)
+        opened.note_flushed(status.st_size, status.st_mtime_ns)
         closer = pool.leases.processes.of(tid, now_s)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
 
@@ -205,7 +205,7 @@ class Publishing:
         if opened.gone is not None:
             if before.state == State.REWRITE and not written:  # it was whole before, and stays so
                 record = record._replace(state=opened.before)
-            opened.gone = record
+            opened.lose_name(record)
             opened.end(whole=False)
             pool.open_notes.changed(opened)
             return
@@ -226,7 +226,7 @@ class Publishing:
         opened.end(whole=True)
         if opened.quiet_writers:
             status = pool.syscalls.fstat(opened.fd)
-            opened.left_as = (status.st_size, status.st_mtime_ns)
+            opened.note_left(status.st_size, status.st_mtime_ns)
 
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
@@ -301,13 +301,13 @@ class Publishing:
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.write(Changed(opened.ino, before, record, Why.CLOSED))
         pool.space.extra_bytes -= growth_bytes
-        opened.identity_lingers = False
+        opened.note_identity(lingers=False)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
         """Remove the name of a block whose writer died in the middle: a miss, never wrong bytes."""
         self._namespace.lose(opened.ino)
         if opened.gone is not None:  # readers that have it open read what was written
-            opened.gone = record._replace(ctime_ns=opened.gone.ctime_ns)
+            opened.lose_name(record._replace(ctime_ns=opened.gone.ctime_ns))
             self._pool.open_notes.changed(opened)
         self.torn += 1
 

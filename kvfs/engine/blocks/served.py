@@ -83,31 +83,21 @@ class Served:
 
     def opened(self, opened: OpenInode, *, writer: bool, passing: bool) -> None:
         """Note that one handle of *opened* belongs to a server; *passing*: on passthrough."""
-        opened.served_passing += passing
+        opened.serve(writer=writer, passing=passing)
         self._count_passing(opened)
         if writer:
-            opened.served_writers += 1
             self._look_in(opened.ino, self._pool.settings.file_server_close_s)
-        else:
-            opened.served_readers += 1
 
     def _count_passing(self, opened: OpenInode) -> None:
         """Count what servers keep open of it on passthrough, as it is now."""
-        now_bytes = opened.allocated_bytes if opened.served_passing else 0
-        self.passing_bytes += now_bytes - opened.passing_bytes
-        opened.passing_bytes = now_bytes
+        self.passing_bytes += opened.count_passing(opened.allocated_bytes)
 
     def closed(self, opened: OpenInode, *, writer: bool, passing: bool) -> bool:
         """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
-        opened.served_passing -= passing
+        opened.stop_passing(passing=passing)
         self._count_passing(opened)
         self.notice_late_write(opened)
-        writes = writer and not opened.quiet_writers
-        if writes:
-            opened.served_writers -= 1
-        else:
-            opened.served_readers -= 1
-            opened.quiet_writers -= writer
+        writes = opened.stop_serving(writer=writer)
         if opened.kept_open and opened.served_writers == 1 and self._has_bytes(opened):
             self._count_as_closed(opened)
         return writes
@@ -115,7 +105,8 @@ class Served:
     def keep_open(self, opened: OpenInode) -> None:
         """Keep *opened* open for a server, which emptied it by a handle and will write it."""
         self._pool.open_inodes.enter(opened.ino, writer=True)
-        opened.kept_open, opened.flushed = True, False
+        opened.keep_open()
+        opened.begin_flushes()
         self.opened(opened, writer=True, passing=False)
 
     def _has_bytes(self, opened: OpenInode) -> bool:
@@ -191,19 +182,14 @@ class Served:
 
     def _count_as_closed(self, opened: OpenInode) -> None:
         """Count the servers' handles as readers'; if nobody else writes, publish. Atomic."""
-        count, opened.served_writers = opened.served_writers, 0
-        handles = count - opened.kept_open
-        opened.kept_open = False
-        opened.readers += handles
-        opened.served_readers += handles
-        opened.quiet_writers += handles
-        for _ in range(count):
+        writers, handles = opened.quieten()
+        self._pool.open_inodes.add_readers(opened, handles)
+        for _ in range(writers):
             self._close_writer(opened)
         if not opened.writers:
-            opened.through_daemon = False  # only writers need it
-            if opened.fd >= 0 and not opened.transfers:
-                self._pool.syscalls.close(opened.fd)  # readers need none, or open it again
-                opened.fd = -1
+            opened.need_not_ask()
+            if not opened.transfers:
+                opened.close_extent(self._pool.syscalls)  # readers need none, or open it again
         self._count_passing(opened)
 
     def close(self) -> None:
@@ -236,15 +222,12 @@ class Served:
         if (status.st_size, status.st_mtime_ns) == opened.left_as:
             return
         longer = status.st_size > record.size_bytes
-        opened.quiet_writers -= 1
-        opened.served_readers -= 1
-        opened.readers -= 1
-        pool.open_inodes.enter(opened.ino, writer=True)
-        opened.served_writers += 1
+        opened.write_late()
+        pool.open_inodes.turn_writer(opened)
         opened.note_hand(Hand(SERVER, 0), appends=False)
         try:
             if opened.fd < 0:
-                opened.fd = pool.extents.open(opened.ino, os.O_RDWR)
+                opened.open_extent(pool.extents.open(opened.ino, os.O_RDWR))
             self._publishing.begin(opened, record, SERVER, appends=longer, late=True)
         except Damaged as error:
             self._publishing.dismiss(opened, error)
@@ -291,10 +274,10 @@ class Emptying:
         with pool.change(pool.counters._replace(sequence=draft.sequence), begun=ino) as change:
             change.write(Changed(ino, record, draft, Why.REOPENED))
         opened.empty()
-        opened.maker = SERVER
+        opened.belong_to(SERVER)
         pool.open_notes.writing(opened)
         # New bytes go to new disk blocks, which the device gets after the identity's removal.
-        opened.identity_lingers = False
+        opened.note_identity(lingers=False)
         self._served.keep_open(opened)
         pool.kernel.name_vanished(record.parent, record.name)
 

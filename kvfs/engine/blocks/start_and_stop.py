@@ -19,7 +19,6 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.publishing import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
-from kvfs.pool.open import holes
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.open.open_notes import UNTOLD, Living, LivingHandle, NotedClose
 from kvfs.pool.pool import Pool
@@ -68,13 +67,14 @@ class TakenOver:
         for _ in closes:
             opened = pool.open_inodes.enter(ino, writer=True)
         if record is None and noted is not None:
-            record, opened.attributes = noted
-            opened.gone = record
+            record, attributes = noted
+            opened.lose_name(record)
+            opened.keep_attributes(attributes)
             pool.space.extra_bytes += record.allocated_bytes
         if record is None:
-            opened.revoked = True  # its record was lost: whatever is asked of it is ESTALE
+            opened.revoke()  # its record was lost: whatever is asked of it is ESTALE
             return
-        opened.allocated_bytes = record.allocated_bytes
+        opened.hold(record.allocated_bytes)
         if not stat.S_ISREG(record.mode):
             return
         if opened.writers:
@@ -99,31 +99,29 @@ class TakenOver:
         """Set what is known of *opened*, which is being written."""
         pool, state = self._pool, State(record.state)
         try:
-            opened.fd = pool.extents.open(opened.ino, os.O_RDWR)
+            opened.open_extent(pool.extents.open(opened.ino, os.O_RDWR))
         except Damaged as error:
             self._blocks.publishing.dismiss(opened, error)
             return
         status = pool.syscalls.fstat(opened.fd)
         pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))
         if state in UNFINISHED:
-            opened.created_in = record.parent
+            opened.foresee(record.parent)
         pool.open_notes.recall(opened, state)
-        opened.identity_lingers = state is State.REWRITE and record.size_bytes > 0
+        opened.note_identity(lingers=state is State.REWRITE and record.size_bytes > 0)
         first = writers[0].maker if writers else Maker(record.maker_tgid, record.maker_birth)
-        opened.maker = first
+        opened.belong_to(first)
         for handle in writers:
-            opened.add_hand(Hand(handle.maker, handle.thread))
-            opened.appenders += handle.appends
-            opened.flushed |= handle.flushed
+            opened.recall_hand(Hand(handle.maker, handle.thread), appends=handle.appends)
             if handle.flushed:
-                opened.flushed_as = max(opened.flushed_as, handle.flushed_as, key=lambda at: at[1])
-        holes.look(opened, status.st_size)
+                opened.recall_flush(handle.flushed_as)
+        opened.look_for_holes(status.st_size)
         if opened.emptied:  # by a file server, which may have closed it
             self._blocks.served.keep_open(opened)
         if not pool.kernel.writers_run_free:
             return
         if not any(handle.passing for handle in writers):
-            opened.through_daemon = True
+            opened.must_ask()
         elif state in UNFINISHED:
             pool.open_inodes.let_run(opened)
 
@@ -183,8 +181,7 @@ def _outlives(pool: Pool, blocks: Blocks, opened: OpenInode) -> bool:
     """
     if opened.fd < 0:
         return False
-    pool.syscalls.close(opened.fd)  # our own descriptor would count as a user
-    opened.fd = -1
+    opened.close_extent(pool.syscalls)  # our own descriptor would count as a user
     outlives = pool.extents.is_written(opened.ino)
     with contextlib.suppress(Damaged):  # then its name was removed
         blocks.extent_fd(opened)

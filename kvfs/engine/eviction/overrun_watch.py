@@ -106,7 +106,7 @@ class OverrunWatch:
             self.overruns += 1
             lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
             space.lacking_bytes -= min(space.lacking_bytes, lacking)
-            opened.outgrown = 0
+            opened.is_stopped()
             self._growth.empty(opened)
 
     def _may_be_stopped(self, opened: OpenInode) -> bool:

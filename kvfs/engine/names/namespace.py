@@ -245,9 +245,9 @@ class Namespace:
         opened = pool.open_inodes.get(ino)
         pool.space.extra_bytes += record.allocated_bytes
         if opened is not None:
-            opened.gone = record._replace(ctime_ns=now_ns)
+            opened.lose_name(record._replace(ctime_ns=now_ns))
             if not opened.writers:
-                opened.allocated_bytes = record.allocated_bytes
+                opened.hold(record.allocated_bytes)
             if stat.S_ISREG(record.mode) and carries_identity(record):
                 # A reader may keep it for hours, and a power loss must not bring the name back.
                 self._identities.withdraw(ino)

@@ -229,7 +229,7 @@ class TreeChange(PoolChange):
         super()._learn()
         for ino, attributes in self._left.items():
             if (opened := self._tree.open_inodes.get(ino)) is not None:
-                opened.attributes = attributes
+                opened.keep_attributes(attributes)
 
 
 def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None) -> bool:

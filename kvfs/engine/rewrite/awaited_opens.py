@@ -80,6 +80,5 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         if opened.fd >= 0:
             self._pool.ready.let_go(extent)  # a reader came first and has it open already
         else:
-            opened.fd = extent.fd
-            opened.fresh_id = extent.backing_id
-        opened.allocated_bytes = extent.reserve_bytes
+            opened.take_extent(extent.fd, extent.backing_id)
+        opened.hold(extent.reserve_bytes)

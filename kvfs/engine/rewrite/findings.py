@@ -81,7 +81,7 @@ class LockFiles:
         if opened.fd >= 0 and not self._pool.syscalls.fstat(opened.fd).st_size:
             tgids = {hand.maker.tgid for hand in opened.hands if hand.maker.is_one}
             left = holders(opened.ino, tgids).tgids
-            opened.hands = tuple(hand for hand in opened.hands if hand.maker.tgid in left)
+            opened.keep_hands(left)
             opened.part()
             self._pool.open_notes.writing(opened)
 

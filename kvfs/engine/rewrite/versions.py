@@ -20,7 +20,7 @@ from kvfs.core.inode_rules import refuse_mismatch
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED, State, is_temporary
 from kvfs.core.rewriting import CONTENDED, DISPLACED
 from kvfs.core.second_tries import Place, Recent
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.machine.processes import NOBODY, SERVER, Maker
@@ -57,7 +57,7 @@ class OldVersions:
             return
         self._kept[draft] = kept
         if kept is not None:
-            kept.stands_in = draft
+            kept.stand_in(draft)
         self._note()
 
     def keep_nothing(self, draft: InodeNo) -> None:
@@ -80,7 +80,7 @@ class OldVersions:
             if ino and not pool.index.knows(ino):
                 kept = pool.open_notes.enter(pool.open_inodes, pool.space, ino)
             if kept is not None:
-                kept.stands_in = draft
+                kept.stand_in(draft)
             self._kept[draft] = kept
 
     def of(self, draft: InodeNo) -> InodeNo | None:
@@ -96,7 +96,7 @@ class OldVersions:
             self._let_go(opened)
 
     def _let_go(self, opened: OpenInode) -> None:
-        opened.stands_in = InodeNo(0)
+        opened.stand_in(NO_INODE)
         self._pool.leave(opened, writer=False)
 
     def end(self, draft: InodeNo) -> None:
@@ -164,8 +164,8 @@ class DisplacedDrafts:
         """Keep a draft that lost its name, for an OPEN of *thread* (0: none) or its rename."""
         opened = self._pool.open_inodes.enter(ino, writer=False)
         if not opened.writers:
-            opened.maker = Maker(record.maker_tgid, record.maker_birth)
-            opened.allocated_bytes = record.allocated_bytes
+            opened.belong_to(Maker(record.maker_tgid, record.maker_birth))
+            opened.hold(record.allocated_bytes)
         until_s = self._pool.monotonic_s() + DISPLACED.wait_s
         self._kept[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._kept) > DISPLACED.most:
@@ -191,7 +191,7 @@ class DisplacedDrafts:
             if opened is None:
                 continue
             if not opened.writers:
-                opened.maker = Maker(*maker)
+                opened.belong_to(Maker(*maker))
             self._kept[ino] = Displaced(parent, name, opened, until_s, thread)
 
     def come_for(self, ino: InodeNo) -> None:
@@ -289,7 +289,7 @@ class DisplacedDrafts:
                 change.unlink(replaced, replaced_record, Why.REPLACED)
             change.link(opened.ino, final, opened.attributes, why=Why.RESTORED)
             change.does(request, opened.ino)
-        opened.gone = None
+        opened.regain_name()
         self.old.stop_showing(opened)
         pool.space.extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]

@@ -75,9 +75,8 @@ class FinalBytes:
         if opened is not None:
             if opened.writers or opened.quiet_writers or opened.transfers or opened.allocating:
                 return MAY_CHANGE  # a file server may write by a handle that it never closes
-            if opened.fd >= 0:  # the lease test would see a writer; readers open it again
-                self._syscalls.close(opened.fd)
-                opened.fd = -1
+            # The lease test would see a writer; readers open it again.
+            opened.close_extent(self._syscalls)
         fd = self._extents.open(ino, os.O_RDONLY)
         if self._extents.may_be_written(fd):
             self._syscalls.close(fd)

@@ -89,8 +89,7 @@ def require_size(syscalls: Syscalls, opened: OpenInode, record: InodeRecord | No
         return
     size_bytes = syscalls.fstat(opened.fd).st_size
     if size_bytes != record.size_bytes:
-        syscalls.close(opened.fd)
-        opened.fd = -1
+        opened.close_extent(syscalls)
         raise Damaged(
             f"extent {opened.ino:#x} has {size_bytes} bytes instead of {record.size_bytes}"
         )

@@ -1,17 +1,20 @@
-"""The open inodes: for each the descriptor of its extent, its readers and its writers.
+"""The open inodes: for each its extent, its readers and its writers.
 
-An inode has one entry here from its first handle to its last. A removed inode (``gone``) stays
+An inode has one row here from its first handle to its last. A removed inode (``gone``) stays
 until then, because its handles still read its bytes and attributes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import DeadInode
-from kvfs.core.types import NO_BACKING_ID, NO_INODE, InodeNo, InodeRecord
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
+from kvfs.pool.open.extent_bytes import ExtentBytes
+from kvfs.pool.open.reserve import Reserve
+from kvfs.pool.open.served_handles import ServedHandles
 
 #: Most hands of one inode; beyond it the oldest are forgotten.
 _HANDS_MAX: Final = 64
@@ -24,77 +27,26 @@ class Hand(NamedTuple):
     thread: int
 
 
-class OpenInode(Writing):
-    """One open inode. ``fd`` is its extent; -1 for a directory, or until it is needed."""
+class Hands:
+    """The writers, a part of an ``OpenInode``. Defaults are class attributes."""
 
-    # Defaults as class attributes, so that an open for reading sets two fields, not two dozen.
-    fd = -1
-    readers = 0
     writers = 0
-    #: Bytes from offset 0 on without a hole; -1 while there is no hole (holes.py).
-    front_bytes = -1
-    #: If ``front_bytes`` is set: there is no block beyond this offset.
-    reach_bytes = 0
-    #: How many allocations are under way, whose space is pledged; until then it is not measured.
-    allocating = 0
-    #: Bytes reserved beyond the usual size of its directory, so that it does not outgrow them.
-    spare_bytes = 0
-    #: Bytes kept free in case it outgrows them, for this draft and all others together.
-    outgrowing_bytes = 0
-    #: Whether it is likely to outgrow its reserve.
-    unreserved = False
-    #: Whether each write must ask for space, on the daemon path, from first to last handle.
-    through_daemon = False
-    #: Bytes that it took beyond its reserve between the last two checks.
-    outgrown = 0
-    #: All bytes that it took beyond its reserve.
-    taken_unasked = 0
-    #: The directory in which a draft was created, for the size forecast; 0 for other blocks.
-    created_in = NO_INODE
-    #: The backing id that came with a fresh extent; the data path takes it over.
-    fresh_id = NO_BACKING_ID
-    #: Whether a writer's descriptor was closed (FLUSH) since the last writer opened it.
-    flushed = False
-    #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
-    flushed_as = (-1, 0)
     #: The process that writes.
     maker: Maker = NOBODY
     #: All that have opened it for writing since it last had no writer.
     hands: tuple[Hand, ...] = ()
     #: How many of its writers only append (O_APPEND).
     appenders = 0
-    #: How many of its readers and writers are file servers (file_servers.py).
-    served_readers = 0
-    served_writers = 0
-    #: How many of both are on passthrough, which only the file server can end.
-    served_passing = 0
-    #: Bytes of the capacity that ``served_passing`` keeps, as last counted (served.py).
-    passing_bytes = 0
-    #: Whether one of ``served_writers`` has no handle: it keeps an emptied file open (served.py).
-    kept_open = False
-    #: How many of ``served_readers`` could write, but have not for long (served.py).
-    quiet_writers = 0
-    #: Size and mtime (ns) of the extent when the last of ``quiet_writers`` became one.
-    left_as = (-1, 0)
-    #: How many reads and writes through ``fd`` are under way in threads.
-    transfers = 0
-    #: Evicted with its bytes while file servers have it open: their requests get ESTALE.
-    revoked = False
-    #: The last record of an inode that has no name any more; None while it has one.
-    gone: InodeRecord | None = None
-    #: The extended attributes of an inode without a name.
-    attributes: Mapping[bytes, bytes] = MappingProxyType({})
+    #: Whether a writer's descriptor was closed (FLUSH) since the last writer opened it.
+    flushed = False
+    #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
+    flushed_as = (-1, 0)
     #: It is being rewritten; its identity was removed, but may still be on the device.
     identity_lingers = False
-    #: Whether there are notes about its writers (open_notes.py).
-    noted = False
-    #: The draft that took its name: until that is whole this inode is shown instead; or 0.
-    stands_in = NO_INODE
 
-    def __init__(self, ino: InodeNo, allocated_bytes: int = 0) -> None:
-        self.ino = ino
-        #: Allocated bytes when it was last measured. The last close writes them to the index.
-        self.allocated_bytes = allocated_bytes
+    def belong_to(self, maker: Maker) -> None:
+        """*maker* is the process that writes."""
+        self.maker = maker
 
     def note_hand(self, hand: Hand, *, appends: bool) -> None:
         """Note that *hand* opened it for writing."""
@@ -108,6 +60,40 @@ class OpenInode(Writing):
         """Add *hand* to ``hands``; beyond _HANDS_MAX the oldest is forgotten."""
         if hand not in self.hands:
             self.hands = (*self.hands[1 - _HANDS_MAX :], hand)
+
+    def recall_hand(self, hand: Hand, *, appends: bool) -> None:
+        """The last server had it open for *hand*."""
+        self.add_hand(hand)
+        self.appenders += appends
+
+    def keep_hands(self, tgids: Collection[int]) -> None:
+        """Of its hands only those of the processes *tgids* have it open still."""
+        self.hands = tuple(hand for hand in self.hands if hand.maker.tgid in tgids)
+
+    def stop_appending(self) -> None:
+        """One of the writers that only append closes it."""
+        self.appenders -= 1
+
+    def begin_flushes(self) -> None:
+        """A writer opens it, who has not closed it yet."""
+        self.flushed = False
+
+    def flush(self) -> None:
+        """A writer's descriptor was closed."""
+        self.flushed = True
+
+    def note_flushed(self, size_bytes: int, mtime_ns: int) -> None:
+        """Note what the extent was like when a writer's descriptor was closed."""
+        self.flushed_as = (size_bytes, mtime_ns)
+
+    def recall_flush(self, flushed_as: tuple[int, int]) -> None:
+        """Before the last server ended, a writer's descriptor was closed."""
+        self.flushed = True
+        self.flushed_as = max(self.flushed_as, flushed_as, key=lambda at: at[1])
+
+    def note_identity(self, *, lingers: bool) -> None:
+        """Note whether the device may still have an identity of what is being rewritten."""
+        self.identity_lingers = lingers
 
     def is_shared_with(self, maker: Maker, thread: int, *, temporary: bool) -> bool:
         """Whether O_TRUNC by *maker* and *thread* empties the bytes being written, as on XFS.
@@ -123,6 +109,57 @@ class OpenInode(Writing):
         if self.appenders == self.writers:
             return True
         return maker.is_one and any(hand.maker == maker for hand in self.hands)
+
+
+class NameLoss:
+    """What became of its name, a part of an ``OpenInode``. Defaults are class attributes."""
+
+    ino: InodeNo
+    #: The last record of an inode that has no name any more; None while it has one.
+    gone: InodeRecord | None = None
+    #: The extended attributes of an inode without a name.
+    attributes: Mapping[bytes, bytes] = MappingProxyType({})
+    #: Evicted with its bytes while file servers have it open: their requests get ESTALE.
+    revoked = False
+    #: The draft that took its name: until that is whole this inode is shown instead; or 0.
+    stands_in = NO_INODE
+
+    def lose_name(self, record: InodeRecord) -> None:
+        """It has no name any more, and *record* is its last; or that has changed."""
+        self.gone = record
+
+    def keep_attributes(self, attributes: Mapping[bytes, bytes]) -> None:
+        """It keeps *attributes* without a name."""
+        self.attributes = attributes
+
+    def regain_name(self) -> None:
+        """It has a name again."""
+        self.gone = None
+
+    def revoke(self) -> None:
+        """Its bytes are taken away, or were lost, while it is open."""
+        self.revoked = True
+
+    def stand_in(self, draft: InodeNo) -> None:
+        """It is shown instead of *draft*, which took its name; 0: no longer."""
+        self.stands_in = draft
+
+    def require_bytes(self) -> None:
+        """Raise DeadInode if its bytes were taken away while it is open (``Pool.revoke``)."""
+        if self.revoked:
+            raise DeadInode(f"inode {self.ino} was evicted")
+
+
+class OpenInode(ExtentBytes, Reserve, ServedHandles, Hands, NameLoss, Writing):
+    """One open inode, made of parts. The fields of a part are set only where the part is defined.
+
+    They are class attributes until they are set: an open for reading sets two fields, not dozens.
+    """
+
+    readers = 0
+
+    def __init__(self, ino: InodeNo) -> None:
+        self.ino = ino
 
     @property
     def only_served(self) -> bool:
@@ -142,16 +179,6 @@ class OpenInode(Writing):
         """
         busy = self.served_passing or self.transfers or self.allocating
         return self.only_served and not busy and self.gone is None and not self.stands_in
-
-    def require_bytes(self) -> None:
-        """Raise DeadInode if its bytes were taken away while it is open (``Pool.revoke``)."""
-        if self.revoked:
-            raise DeadInode(f"inode {self.ino} was evicted")
-
-    @property
-    def runs_free(self) -> bool:
-        """Whether its writers may take any amount until the next check."""
-        return self.unreserved and not self.through_daemon
 
 
 class OpenInodes(dict[InodeNo, OpenInode]):
@@ -206,15 +233,27 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         opened.readers += 1
         return True
 
+    def leave_one(self, opened: OpenInode) -> None:
+        """Count one reading handle less of *opened*, which has others."""
+        opened.readers -= 1
+
+    def add_readers(self, opened: OpenInode, handles: int) -> None:
+        """Count *handles* more reading handles, which were writers'; those are still to leave."""
+        opened.readers += handles
+
+    def turn_writer(self, opened: OpenInode) -> None:
+        """Count one of the readers of *opened* as a writer."""
+        opened.readers -= 1
+        self.enter(opened.ino, writer=True)
+
     def let_run(self, opened: OpenInode) -> None:
         """Let the writers of *opened* take any amount until the next check."""
-        opened.unreserved, opened.through_daemon = True, False
+        opened.run_free()
         self.runners[opened.ino] = opened
 
     def spare(self, opened: OpenInode, size_bytes: int) -> None:
         """Set the ``spare_bytes`` of *opened*."""
-        self.spare_bytes += size_bytes - opened.spare_bytes
-        opened.spare_bytes = size_bytes
+        self.spare_bytes += opened.spare(size_bytes)
 
     def leave(self, opened: OpenInode, *, writer: bool) -> bool:
         """Count one handle less; True if it was the last, so that the inode left the table."""

@@ -100,6 +100,8 @@ class OpenNotes:
         #: Bytes of the attributes of each inode without a name that has any.
         self._attributes: dict[InodeNo, int] = {}
         self._attributes_bytes = 0
+        #: Open inodes with notes about their writers.
+        self._written: set[InodeNo] = set()
         for ino in self.all_nameless():
             noted = self.nameless(ino)
             if noted is not None:
@@ -157,9 +159,11 @@ class OpenNotes:
             return None
         opened = open_inodes.enter(ino, writer=False)
         if opened.gone is None:
-            opened.gone, opened.attributes = noted
-            opened.allocated_bytes = opened.gone.allocated_bytes
-            space.extra_bytes += opened.allocated_bytes
+            record, attributes = noted
+            opened.lose_name(record)
+            opened.keep_attributes(attributes)
+            opened.hold(record.allocated_bytes)
+            space.extra_bytes += record.allocated_bytes
         return opened
 
     def all_nameless(self) -> list[InodeNo]:
@@ -173,7 +177,7 @@ class OpenNotes:
         while len(flags) > _FLAGS_MIN and not flags[-1]:
             flags.pop()
         self._notes.put(_key(_WRITING, opened.ino), (*flags, int(opened.before)))
-        opened.noted = True
+        self._written.add(opened.ino)
 
     def recall(self, opened: OpenInode, state: State) -> None:
         """Restore what happened to *opened*, a block in *state* that is being written."""
@@ -184,12 +188,16 @@ class OpenNotes:
         *flags, before = noted
         missing = [False] * (len(_FLAGS) - len(flags))
         opened.recall(state, State(before), dict(zip(_FLAGS, flags + missing, strict=True)))
-        opened.noted = True
+        self._written.add(opened.ino)
+
+    def has_notes(self, ino: InodeNo) -> bool:
+        """Whether there are notes about the writers of *ino*, which is open."""
+        return ino in self._written
 
     def closes(self, opened: OpenInode, closes: Iterable[NotedClose]) -> None:
         """Note the *closes* of *opened* that are answered and not carried out."""
         self._notes.put(_key(_CLOSES, opened.ino), [tuple(close) for close in closes])
-        opened.noted = True
+        self._written.add(opened.ino)
 
     def all_closes(self) -> Iterator[tuple[InodeNo, list[NotedClose]]]:
         """Yield each inode that has noted closes, with these."""
@@ -198,7 +206,7 @@ class OpenNotes:
 
     def written(self, opened: OpenInode) -> None:
         """Note that *opened* has no writer any more."""
-        opened.noted = False
+        self._written.discard(opened.ino)
         self.forget(opened.ino)
 
     def forget(self, ino: InodeNo) -> None:

@@ -15,7 +15,7 @@ from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError, NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.size_forecast import SizeForecast
-from kvfs.core.types import NO_INODE, BackingId, InodeNo
+from kvfs.core.types import BackingId, InodeNo
 from kvfs.machine.descriptor_shares import ready_max
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ports import Kernel
@@ -79,7 +79,7 @@ class ReadyExtents:
             # After a sparse file of a terabyte do not reserve a terabyte for the next one.
             size_bytes = min(record.size_bytes, record.allocated_bytes)
             self.forecast.note_published(opened.created_in, size_bytes, self._monotonic_s())
-            opened.created_in = NO_INODE
+            opened.tell_size()
 
     def has(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* is ready."""
