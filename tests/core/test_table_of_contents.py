@@ -41,6 +41,8 @@ FIGURES: Final = {
     "let 7 stores fail": "| XFS, with a cleaner | 16.37 GB/s | 3659 us | 16799 us | 7 |",
     "0.71 of the rate": "over XFS with a cleaner: rate 0.71",
     "at 0.49 with blocks": "over XFS with a cleaner: rate 0.49",
+    "| 512 tokens | 64 MiB | 20 | 54 | 26 |": "| 20 (35) | 45 (53) | 37 (49) | 54 (70) |",
+    "| 4 GiB | 1,395 | 904 | 160 |": "926 (1,043) | 904 (1,040) | 157 (167) | 160 (161)",
     "| 56 MB |": "a store started on an index of a million blocks (RssAnon) | 56 MB",
 }
 
