@@ -104,6 +104,18 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def makes_both(args: argparse.Namespace, verb: str) -> bool:
+    """Whether both sides are to be made. Raises UsageError, NotRoot."""
+    if not args.self_contained:
+        if not (args.mount and args.baseline):
+            raise UsageError("give --mount DIR and --baseline DIR, or --self-contained")
+        return False
+    if args.mount or args.baseline:
+        raise UsageError("--self-contained makes both: leave out --mount and --baseline")
+    need_root(f"kvfs {verb} --self-contained")
+    return True
+
+
 def _one_set_up(
     args: argparse.Namespace, plan: "ComparisonPlan", output: "Output"
 ) -> "ComparisonOutcome":
@@ -112,17 +124,12 @@ def _one_set_up(
     from kvfs.bench.self_made import Places, self_made
 
     with ExitStack() as stack:
-        if args.self_contained:
-            if args.mount or args.baseline:
-                raise UsageError("--self-contained makes both: leave out --mount and --baseline")
-            need_root("kvfs bench --self-contained")
+        if makes_both(args, "bench"):
             device_bytes = size_of(args.device_size, "--device-size") or 0
             places = stack.enter_context(
                 self_made(device_bytes, args.backing, args.data_path, output.say)
             )
-        elif args.mount and args.baseline:
-            places = Places(args.baseline, args.mount)
         else:
-            raise UsageError("give --mount DIR and --baseline DIR, or --self-contained")
+            places = Places(args.baseline, args.mount)
         check_places(places, plan)
         return compare(places, plan, output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import console_for_tables
+from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, headed, table_lines
 from kvfs.client.control_socket import ServerGone, peer_pid
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import (
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 #: States of proc_pid_stat(5): stopped by a signal, stopped by a debugger.
 _STOPPED: Final = frozenset("Tt")
+_COLUMNS: Final = (
+    Column(right=True),
+    *(Column("severity"), Column("check")),
+    Column("problem", folds=True),
+)
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -148,29 +153,17 @@ def _undecided(report: Report) -> list[str]:
 
 def _print(report: Report) -> None:
     """Print a table of the problems, worst first, then the commands, each on a line to copy."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     found = [
         (verdict.check, finding) for verdict in report.verdicts for finding in verdict.findings
     ]
     found.sort(key=lambda row: -row[1].severity)
     if found:
-        table = Table(
-            title=printable(report.mountpoint),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        table.add_column("", justify="right", no_wrap=True)
-        table.add_column("severity", no_wrap=True)
-        table.add_column("check", no_wrap=True)
-        table.add_column("problem")
-        for number, (check, finding) in enumerate(found, start=1):
-            table.add_row(
-                str(number), finding.severity.name.lower(), check, printable(finding.problem)
-            )
-        console_for_tables().print(table)
+        rows = [
+            (str(number), finding.severity.name.lower(), check, printable(finding.problem))
+            for number, (check, finding) in enumerate(found, start=1)
+        ]
+        heads, *lines = table_lines(_COLUMNS, rows, columns_for_tables(LEAST_COLUMNS))
+        print(headed(printable(report.mountpoint)), headed(heads), *lines, "", sep="\n")
         for number, (_, finding) in enumerate(found, start=1):
             command, *remarks = map(printable, finding.fix.splitlines())
             print(f"{number:3}. {command}")

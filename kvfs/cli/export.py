@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
+from kvfs.client.nfs.squash import KINDS
 from kvfs.core.errors import UsageError
 from kvfs.core.printable import printable
 
@@ -46,7 +47,7 @@ def configure(subparsers: "Subparsers") -> None:
     )
     parser.add_argument(
         "--squash",
-        choices=("root", "all", "none"),
+        choices=KINDS,
         help="which users of clients are mapped to a user that may store there (default: root, "
         "unless root owns the mount)",
     )

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.arguments import size_of
-from kvfs.cli.bench import DATA_PATHS
-from kvfs.cli.failures import need_root
+from kvfs.cli.bench import DATA_PATHS, makes_both
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings
@@ -86,18 +85,21 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 def _configure_model(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("the model of the time to the first token")
-    for flag, default, what in (
-        ("--block-tokens", 512, "tokens of a block (512: Mooncake's traces)"),
-        ("--token-bytes", 131_072, "KV cache of a token (131072: Llama 3.1 8B, bf16)"),
-        ("--parameters", 8.03e9, "of the model (8.03e9)"),
-        ("--layers", 32, "of the model (32)"),
-        ("--width", 4096, "its hidden size (4096)"),
-        ("--flops", 4e14, "sustained by the GPU (4e14: 40 %% of an H100's 989e12)"),
-        ("--drive-rate", 7e9, "B/s for what scaled blocks lack (7e9: PCIe 4.0 x4)"),
-    ):
-        kind = type(default)
-        model.add_argument(flag, metavar="N", type=kind, default=default, help=what)
+    from kvfs.bench.replay.first_token import Model
+
+    group = parser.add_argument_group("the model of the time to the first token")
+    for name, what in {
+        "block_tokens": "tokens of a block (512: Mooncake's traces)",
+        "token_bytes": "KV cache of a token (131072: Llama 3.1 8B, bf16)",
+        "parameters": "of the model (8.03e9)",
+        "layers": "of the model (32)",
+        "width": "its hidden size (4096)",
+        "flops": "sustained by the GPU (4e14: 40 %% of an H100's 989e12)",
+        "drive_bytes_s": "B/s for what scaled blocks lack (7e9: PCIe 4.0 x4)",
+    }.items():
+        flag = f"--{name.replace('bytes_s', 'rate').replace('_', '-')}"
+        kind, default = Model.__annotations__[name], Model._field_defaults[name]
+        group.add_argument(flag, dest=name, metavar="N", type=kind, default=default, help=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,13 +132,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise UsageError or NotRoot for flags that do not fit together."""
-    if args.self_contained:
-        if args.mount or args.baseline:
-            raise UsageError("--self-contained makes both: leave out --mount and --baseline")
+    if makes_both(args, "replay"):
         _policies(args.eviction)
-        need_root("kvfs replay --self-contained")
-    elif not (args.mount and args.baseline):
-        raise UsageError("give --mount DIR and --baseline DIR, or --self-contained")
     elif args.eviction or args.baseline_options or args.data_path != "auto":
         raise UsageError("--eviction, --baseline-options and --data-path need --self-contained")
     elif args.block_size and args.blocks_share:
@@ -163,15 +160,7 @@ def _habits(args: argparse.Namespace) -> "list[Habits]":
 def _model(args: argparse.Namespace) -> "Model":
     from kvfs.bench.replay.first_token import Model
 
-    model = Model(
-        args.block_tokens,
-        args.token_bytes,
-        args.parameters,
-        args.layers,
-        args.width,
-        args.flops,
-        args.drive_rate,
-    )
+    model = Model(*(getattr(args, name) for name in Model._fields))
     if not all(0 < number < float("inf") for number in model):
         raise UsageError("the parameters of the model must be greater than 0")
     return model

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import console_for_tables, shown_time
+from kvfs.cli.tables import (
+    LEAST_COLUMNS,
+    Column,
+    columns_for_tables,
+    console_for_tables,
+    headed,
+    shown_time,
+    table_lines,
+)
 from kvfs.client.servers import answers_and_dead, complaint, status_of
 from kvfs.core.cache_rates import Rates, busiest, rates
 from kvfs.core.errors import NotMounted, NotRoot, UsageError
@@ -25,9 +33,6 @@ from kvfs.core.sizes import format_size, shown_rate
 from kvfs.machine.mount_table import resolve_mountpoint
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
     from kvfs.cli.parser import Subparsers
 
 _INTERVAL_S: Final = 2.0
@@ -126,8 +131,7 @@ def _statuses(mountpoint: str | None) -> dict[str, dict[str, Any]]:
 
 def _print(seen: list[Seen], interval_s: float, *, as_json: bool) -> None:
     if not as_json:
-        console = console_for_tables()
-        console.print(_drawn(seen, sys.maxsize, console.width))
+        print(_drawn(seen, sys.maxsize, columns_for_tables(LEAST_COLUMNS)))
         return
     for status, found in seen:
         line = {"mountpoint": status["mountpoint"], "interval_s": interval_s, **found}
@@ -137,52 +141,45 @@ def _print(seen: list[Seen], interval_s: float, *, as_json: bool) -> None:
 def _show(looks: Iterator[list[Seen]]) -> None:
     """Draw every look over the previous one, on the whole terminal."""
     from rich.live import Live
+    from rich.text import Text
 
     console = console_for_tables()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         live.update("kvfs top: one moment", refresh=True)
         for seen in looks:
             lines_max = console.height // max(1, len(seen)) - _FRAME_LINES
-            live.update(_drawn(seen, max(1, lines_max), console.width), refresh=True)
+            drawn = _drawn(seen, max(1, lines_max), console.width)
+            live.update(Text.from_ansi(drawn), refresh=True)
 
 
-def _drawn(seen: list[Seen], lines_max: int, columns: int) -> "Group":
-    from rich.console import Group
-
-    return Group(*(screen(status, found, lines_max, columns) for status, found in seen))
+def _drawn(seen: list[Seen], lines_max: int, width: int) -> str:
+    return "\n".join(line for one in seen for line in _lines(*one, lines_max, width))
 
 
-def screen(
-    status: Mapping[str, Any], found: Mapping[str, Any], lines_max: int, columns: int
-) -> "Table":
-    """Return the table of one mount: its *status*, and the rates *found* since the last look.
+def _lines(
+    status: Mapping[str, Any], found: Mapping[str, Any], lines_max: int, width: int
+) -> Iterator[str]:
+    """Yield the table of one mount: its *status*, and the rates *found* since the last look.
 
-    At most *lines_max* directories, the busiest first. It leaves out what *columns* have no room
+    At most *lines_max* directories, the busiest first. It leaves out what *width* has no room
     for, because a figure over two lines cannot be read.
     """
-    from rich.table import Table
-
-    table = Table(
-        title=_heading(status),
-        box=None,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        pad_edge=False,
-    )
-    table.add_column("directory", overflow="fold", min_width=_NAME_COLUMNS)
-    for column in _COLUMNS[: max(1, (columns - _NAME_COLUMNS) // _COLUMN_WIDTH)]:
-        table.add_column(column, justify="right", no_wrap=True)
-    shown = len(table.columns) - 1
+    figures = _COLUMNS[: max(1, (width - _NAME_COLUMNS) // _COLUMN_WIDTH)]
     cache = status["cache"]
-    table.add_row("(all)", *_cells(found["total"], cache["hit_rate"])[:shown], style="bold")
+    rows = [("(all)", *_cells(found["total"], cache["hit_rate"]))]
     for name, each in busiest(found["directories"], lines_max):
         so_far = cache["directories"].get(name, {}).get("hit_rate")
-        table.add_row(printable(name), *_cells(each, so_far)[:shown])
-    hidden = len(found["directories"]) - lines_max
-    if hidden > 0:
-        table.add_row(f"({hidden} more)")
-    return table
+        rows.append((printable(name), *_cells(each, so_far)))
+    columns = (
+        Column("directory", folds=True, least=_NAME_COLUMNS),
+        *(Column(name, right=True) for name in figures),
+    )
+    heads, total, *lines = table_lines(columns, [row[: len(columns)] for row in rows], width)
+    title = table_lines([Column(folds=True)], [[_heading(status)]], width)
+    yield from map(headed, (*title, heads, total))
+    yield from lines
+    if (hidden := len(found["directories"]) - lines_max) > 0:
+        yield f"({hidden} more)"
 
 
 def _heading(status: Mapping[str, Any]) -> str:

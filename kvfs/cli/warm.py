@@ -22,6 +22,7 @@ from kvfs.client.control_socket import ask
 from kvfs.core.errors import PathMissing, UsageError
 from kvfs.core.printable import printable
 from kvfs.core.sizes import count_of, format_size
+from kvfs.machine.hardware import available_memory_bytes
 from kvfs.machine.mount_table import FS_TYPE, mounts
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, and print how much."""
     rate_bytes = size_of(args.rate, "--rate") or 0
-    limit_bytes = size_of(args.bytes, "--bytes") or memory_available_bytes() // 2
+    limit_bytes = size_of(args.bytes, "--bytes") or (available_memory_bytes() or 0) // 2
     if not limit_bytes:
         raise UsageError("this machine does not tell how much memory is available: give --bytes")
     paths = _hottest(args.paths, limit_bytes) if args.hottest else _named(args.paths)
@@ -229,18 +230,6 @@ def kvfs_devices() -> set[int]:
             major, _, minor = mount.device.partition(":")
             found.add(os.makedev(int(major), int(minor)))
     return found
-
-
-def memory_available_bytes() -> int:
-    """Return what the kernel can give without swapping (MemAvailable); 0 if it does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        return 0
-    return 0
 
 
 def _reason(error: OSError) -> str:
