@@ -346,20 +346,28 @@ def _shown(declared: "dataclasses.Field[Any]", value: object) -> str:
 
 def _values(declared: "dataclasses.Field[Any]") -> str:
     """Return what it may be, such as ``0 s to 60 s``."""
-    known = declared.metadata
-    if known["choices"]:
-        return ", ".join(f"`{choice}`" for choice in known["choices"])
-    kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
-    if kind == "bool":
-        return "`true`, `false`"
-    if kind.startswith("str"):
-        return "text"
-    if "Mapping" in kind:
-        return "table"
-    low, high = (known[end] for end in ("low", "high"))
+    if words := words_of(declared):
+        return ", ".join(f"`{word}`" for word in words)
+    if kind := kind_of(declared):
+        return kind
+    low, high = (declared.metadata[end] for end in ("low", "high"))
     if low is None or high is None:
         return f"{_bound(declared, low)} or more"
     return f"{_bound(declared, low)} to {_bound(declared, high)}"
+
+
+def words_of(declared: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """Return the words that it may be; none if it is no choice."""
+    is_switch = declared.type in (bool, "bool")
+    return ("true", "false") if is_switch else tuple(declared.metadata["choices"] or ())
+
+
+def kind_of(declared: "dataclasses.Field[Any]") -> str:
+    """Return ``text`` or ``table``; "" for a number."""
+    kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
+    if kind.startswith("str"):
+        return "text"
+    return "table" if "Mapping" in kind else ""
 
 
 def _bound(declared: "dataclasses.Field[Any]", value: float) -> str:

@@ -19,6 +19,7 @@ from kvfs.cli.mount_helper import IGNORED, mount_parser
 from kvfs.core.mount_name import CONFIG_DIRECTORY, LOG_DIRECTORY, RUN_DIRECTORY
 from kvfs.core.setting_values import default_of, show
 from kvfs.core.settings import RELOADABLE, Settings
+from make.configuration_page import kind_of, words_of
 
 _EXIT_CODES: Final = Path(__file__).resolve().parents[1] / "docs" / "exit-codes.md"
 _CODE_ROW: Final = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
@@ -142,17 +143,11 @@ def _mount_helper() -> str:
 
 def _kind(declared: "dataclasses.Field[Any]") -> str:
     """Return what values it takes, such as ``0 to 86400 s``."""
-    known = declared.metadata
-    if known["choices"]:
-        return " | ".join(known["choices"])
-    kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
-    if kind == "bool":
-        return "true | false"
-    if kind.startswith("str"):
-        return "text"
-    if "Mapping" in kind:
-        return "table"
-    unit, low, high = known["unit"], known["low"], known["high"]
+    if words := words_of(declared):
+        return " | ".join(words)
+    if kind := kind_of(declared):
+        return kind
+    unit, low, high = (declared.metadata[name] for name in ("unit", "low", "high"))
     shown = [show(declared, bound) for bound in (low, high) if bound is not None]
     bounds = " to ".join(shown) if len(shown) == 2 else "".join(f"{one} or more" for one in shown)
     name = {"bytes": "size", "octal": "mode", "share": "share"}.get(unit, "number")
