@@ -164,7 +164,7 @@ def _shown(name: str, value: object) -> str:
 def _listed(value: Mapping[str, Any]) -> str:
     """Return counts, the most frequent first; states on a line each."""
     if "p99_s" in value:
-        return f"p50 {_duration(value['p50_s'])}, p99 {_duration(value['p99_s'])}"
+        return f"p50 {shown_time(value['p50_s'])}, p99 {shown_time(value['p99_s'])}"
     if value and all(isinstance(each, Mapping) for each in value.values()):
         return "\n".join(f"{printable(key)}: {_listed(each)}" for key, each in value.items())
     counts = all(isinstance(count, int) for count in value.values())
@@ -177,15 +177,6 @@ def _listed(value: Mapping[str, Any]) -> str:
         for key, each in rows
     ]
     return ", ".join(parts) or "-"
-
-
-def _duration(duration_s: float | None) -> str:
-    """Return a time of microseconds to minutes for a reader."""
-    if duration_s is None:
-        return "-"
-    if duration_s >= 1:
-        return f"{duration_s:.1f} s"
-    return f"{duration_s * 1e3:.3g} ms"
 
 
 def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:

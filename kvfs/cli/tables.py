@@ -104,8 +104,15 @@ def _folded(lines: Iterable[str], wide: int) -> list[str]:
     return found
 
 
-def shown_time(time_s: float) -> str:
-    """Return a time for a reader, in the largest unit of which it has at least two."""
+def shown_time(time_s: float | None) -> str:
+    """Return a time for a reader, in the largest unit of which it has at least two.
+
+    Below a second in ms; "-" if there is none.
+    """
+    if time_s is None:
+        return "-"
+    if 0 < time_s < 0.9995:
+        return f"{time_s * 1e3:.3g} ms"
     for unit, unit_s in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if time_s >= 2 * unit_s:
             return f"{time_s / unit_s:,.1f} {unit}"
