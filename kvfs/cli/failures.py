@@ -6,7 +6,6 @@ that it can undo what it began.
 
 import os
 import signal
-import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +112,8 @@ def _keep_traceback(error: BaseException) -> str:
     if os.environ.get("KVFS_DEBUG") == "1":
         traceback.print_exception(error)
         return "traceback above"
+    import tempfile  # slow to import, and mostly there is no traceback
+
     try:
         fd, path = tempfile.mkstemp(prefix="kvfs-traceback-", suffix=".txt")
         with open(fd, "w", encoding="utf-8") as file:
