@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import kvfs
 from kvfs.cli.failures import need_root
-from kvfs.cli.follow import Progress, progress_bar
+from kvfs.cli.follow import ProgressBar, progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.client.servers import ServerAnswer, answers_and_dead, mountpoint_behind
 from kvfs.client.subprocesses import program_again
@@ -156,7 +156,7 @@ def _of_server(answer: ServerAnswer) -> Iterator[Part]:
 
 
 def write_bundle(
-    file: IO[bytes], parts: list[Part], hidden: HiddenNames | None, show: Progress
+    file: IO[bytes], parts: list[Part], hidden: HiddenNames | None, show: ProgressBar
 ) -> list[tuple[str, int]]:
     """Write *parts* into *file* as a tar.gz; return names and sizes. *show* gets each name."""
     sizes: list[tuple[str, int]] = []

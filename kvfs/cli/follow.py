@@ -18,14 +18,14 @@ ASK_S: Final = 0.05
 Shows = Callable[[dict[str, Any], dict[str, Any]], tuple[str, int, int | None]]
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """Told how much is done, out of how much (None: not known), and what to show beside the bar."""
 
     def __call__(self, done: int, total: int | None, text: str = "") -> None: ...
 
 
 @contextmanager
-def progress_bar(what: str, *, quiet: bool = False, counted: bool = False) -> Iterator[Progress]:
+def progress_bar(what: str, *, quiet: bool = False, counted: bool = False) -> Iterator[ProgressBar]:
     """Yield what draws a bar for *what*: only on a terminal, from its first call on.
 
     *counted*: with the numbers and the time that is left, and gone at the end.
@@ -37,15 +37,15 @@ def progress_bar(what: str, *, quiet: bool = False, counted: bool = False) -> It
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
+        Progress,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-    from rich.progress import Progress as Bar
 
     rest = (MofNCompleteColumn(), TimeRemainingColumn()) if counted else (TimeElapsedColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(), *rest)
-    with Bar(*columns, console=Console(stderr=True), transient=counted) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=counted) as bar:
         task = bar.add_task(what, total=None, visible=False)
 
         def show(done: int, total: int | None, text: str = "") -> None:

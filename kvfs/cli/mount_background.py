@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvfs.cli.dead_place import free_place
-from kvfs.cli.follow import Progress, progress_bar
+from kvfs.cli.follow import ProgressBar, progress_bar
 from kvfs.client.subprocesses import held_back, supervised
 from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.settings import Settings
@@ -153,7 +153,7 @@ class ReadyPipe:
             self._fd = -1
 
 
-def wait_for_outcome(fd: int, wait_s: float, progress: Progress) -> StartOutcome | None:
+def wait_for_outcome(fd: int, wait_s: float, progress: ProgressBar) -> StartOutcome | None:
     """Return the server's report from *fd*; None if it ended without one.
 
     Raises TimeoutError if it reports nothing for *wait_s*, not even progress.

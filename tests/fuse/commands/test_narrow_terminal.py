@@ -1,10 +1,11 @@
-"""Tables on a terminal of 20 columns: every value is shown, on lines that wrap."""
+"""On a terminal: tables wrap and show every value, on 20 columns too; a bar says how far it is."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvfs.cli.follow import progress_bar
 from kvfs.cli.main import main
 from kvfs.core.errors import SeriousFindings
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
@@ -57,3 +58,17 @@ def test_the_demo_cuts_no_digit_off(
     shown = capsys.readouterr().out
     assert "4,194,304" in shown
     assert "…" not in shown
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar("checking") as show:
+        show(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for counted, text, drawn in ((True, "", "1/2"), (False, "half of it", "half of it")):
+        with progress_bar("checking", counted=counted) as show:
+            show(1, 2, text)
+        assert drawn in capsys.readouterr().err
