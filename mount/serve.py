@@ -95,7 +95,7 @@ def run(
         port = open_port(device, settings, of, progress)
         store = port.store
         stack.callback(store.close)
-        held_bytes = store.pool.space.used_bytes
+        held_bytes = store.pool.space.taken.used_bytes
         if settings.capacity_bytes is not None and held_bytes > device.capacity_bytes:
             excess = format_size(held_bytes - device.capacity_bytes)
             found = format_size(held_bytes)
@@ -259,7 +259,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(serve_scrapes, self.settings, metrics, self._group)
                 nursery.start_soon(write_textfile, self.settings, metrics)
                 nursery.start_soon(
-                    serve_events, self.settings, self.store.pool.cache.events, self._group
+                    serve_events, self.settings, self.store.pool.figures.events, self._group
                 )
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)

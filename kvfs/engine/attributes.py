@@ -73,8 +73,8 @@ class Attributes:
         self._hand_on(ino, change)
         changed = self._changed(record, change)
         if change.atime_ns is not None:  # how UCM and llm-d say that a block is warm
-            pool.heat.touch(ino)
-        opened = pool.open_inodes.get(ino)
+            pool.rules.heat.touch(ino)
+        opened = pool.open.inodes.get(ino)
         if opened is not None and opened.writers and opened.fd >= 0:
             if measured(pool.syscalls, opened, record) is not record:
                 # A time other than the extent's shows that it was written, even after a crash.
@@ -82,7 +82,7 @@ class Attributes:
             self._tell_extent(opened.fd, change)
         if opened is not None and opened.gone is not None:
             opened.lose_name(changed)
-            pool.open_notes.changed(opened)
+            pool.open.notes.changed(opened)
         else:
             changed = changed._replace(sequence=pool.next_sequence())
             theirs = self._all_stored(ino) if changed.uid != record.uid else NO_ATTRIBUTES
@@ -174,7 +174,7 @@ class Attributes:
 
     def _gone(self, ino: InodeNo) -> OpenInode | None:
         """Return *ino* if it is open without a name; then its attributes are in memory."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         return opened if opened is not None and opened.gone is not None else None
 
     def xattr_names(self, ino: InodeNo) -> list[bytes]:
@@ -197,7 +197,7 @@ class Attributes:
 
     def _bearer(self, ino: InodeNo) -> InodeNo:
         """Return the inode with *ino*'s attributes: *ino*, or the draft that took its name."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         return ino if opened is None or not opened.stands_in else opened.stands_in
 
     def set_xattr(
@@ -258,11 +258,11 @@ class Attributes:
             kept = {key: held for key, held in gone.attributes.items() if key != name}
             if value is not None:
                 kept[name] = value
-            if not pool.open_notes.takes(ino, kept):
+            if not pool.open.notes.takes(ino, kept):
                 raise NoSpace("too many attributes of files without a name")
             gone.keep_attributes(kept)
             gone.lose_name(changed)
-            pool.open_notes.changed(gone)
+            pool.open.notes.changed(gone)
             return
         before = pool.index.xattr(ino, name)
         lost = NO_ATTRIBUTES if before is None else {name: before}

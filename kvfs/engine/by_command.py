@@ -101,7 +101,9 @@ def carry_out(
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.what.paths and not _is_particular(order):
-        progress.found_bytes = pool.evictable_bytes - in_use_bytes(pool.open_inodes, pool.heat)
+        progress.found_bytes = pool.evictable_bytes - in_use_bytes(
+            pool.open.inodes, pool.rules.heat
+        )
         if order.size_bytes <= progress.found_bytes or not reclaim.all_known:
             yield from _by_policy(reclaim, order.size_bytes, progress)
         if progress.bytes < order.size_bytes:
@@ -160,7 +162,7 @@ def _candidates(
     cutoff_ns = None
     if order.unused_for_s is not None:
         now_ns = pool.age_ns()
-        pool.heat.mark(now_ns)  # all touches so far came before those that follow
+        pool.rules.heat.mark(now_ns)  # all touches so far came before those that follow
         cutoff_ns = now_ns - int(order.unused_for_s * SECOND_NS)
     for root in named(pool, namespace, order.what):
         for ino in (STEP,) if root == STEP else files_below(pool, root):
@@ -248,12 +250,12 @@ def _look(
     if why is None and cutoff_ns is not None and used is None:
         why = _UNKNOWN
     if why is not None:
-        opened = pool.open_inodes.get(ino)  # a draft's bytes are in the index from its close on
+        opened = pool.open.inodes.get(ino)  # a draft's bytes are in the index from its close on
         held_bytes = 0 if opened is None else opened.allocated_bytes
         progress.keep(why, max(held_bytes, record.allocated_bytes))
         return None
-    rank = rank_of(record, pool.policies.of(record.parent).evict)
-    burst = pool.heat.touched(ino) >> BURST_BITS
+    rank = rank_of(record, pool.rules.policies.of(record.parent).evict)
+    burst = pool.rules.heat.touched(ino) >> BURST_BITS
     return _Found(rank, burst, -ino, ino, record.allocated_bytes)
 
 
@@ -300,7 +302,7 @@ def unpin(store: Store, ino: InodeNo, *, all_pins: bool = False) -> bool:
     Return whether that changed anything. When *all_pins* go, nothing becomes an exception.
     """
     attributes = store.attributes
-    before = ino in store.pool.pins
+    before = ino in store.pool.rules.pins
     with contextlib.suppress(NoSuchAttribute):
         attributes.remove_xattr(ino, PIN)
     if all_pins or attributes.xattr(ino, PIN) != b"1":
@@ -315,7 +317,7 @@ def pin_matching(store: Store, what: Named, progress: PinProgress) -> Iterator[N
         if record is None:
             yield
             continue
-        held = store.pool.pins.held_bytes(ino)
+        held = store.pool.rules.pins.held_bytes(ino)
         if held is not None:
             progress.keep(_PINNED, held)
             continue
@@ -328,7 +330,7 @@ def pin_matching(store: Store, what: Named, progress: PinProgress) -> Iterator[N
         except KvfsError as error:
             progress.keep(type(error).__name__, record.allocated_bytes)
         else:
-            progress.changed(record, store.pool.pins.held_bytes(ino) or 0)
+            progress.changed(record, store.pool.rules.pins.held_bytes(ino) or 0)
 
 
 def unpin_matching(store: Store, what: Named, progress: PinProgress) -> Iterator[None]:
@@ -342,7 +344,7 @@ def unpin_matching(store: Store, what: Named, progress: PinProgress) -> Iterator
 
 def unpin_all(store: Store, progress: PinProgress) -> Iterator[None]:
     """Remove every pin that is an attribute, a step at a time."""
-    for count, (ino, _) in enumerate(store.pool.pins.rows(), 1):
+    for count, (ino, _) in enumerate(store.pool.rules.pins.rows(), 1):
         record = store.pool.index.inode_or_miss(ino)
         if record is not None:
             progress.looked_at += 1
@@ -359,7 +361,7 @@ def _unpin_one(
     *,
     all_pins: bool = False,
 ) -> None:
-    held = store.pool.pins.held_bytes(ino)
+    held = store.pool.rules.pins.held_bytes(ino)
     if not unpin(store, ino, all_pins=all_pins):
         progress.keep(_UNPINNED, record.allocated_bytes)
         return

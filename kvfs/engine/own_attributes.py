@@ -52,7 +52,7 @@ class OwnAttributes:
         if name == CRC32C:
             return self._crc32c(ino, record)
         directory = ino if stat.S_ISDIR(record.mode) else record.parent
-        policy = self._pool.policies.of(directory)
+        policy = self._pool.rules.policies.of(directory)
         if name == DRAFTS:
             return b"owner" if policy.drafts_of_owner else b"all"
         if name == EVICT:
@@ -71,7 +71,7 @@ class OwnAttributes:
     def _crc32c(self, ino: InodeNo, record: InodeRecord) -> bytes:
         """Return the checksum of a block's bytes, 8 hex digits. Raises NoSuchAttribute."""
         identity = None
-        if stat.S_ISREG(record.mode) and ino not in self._pool.not_durable:
+        if stat.S_ISREG(record.mode) and ino not in self._pool.durable.not_durable:
             with contextlib.suppress(Damaged):
                 identity = self._pool.extents.identity(ino)
         if identity is None or not identity.flags & HAS_CRC or not carries_identity(record):
@@ -79,7 +79,7 @@ class OwnAttributes:
         return b"%08x" % identity.content_crc
 
     def _state(self, ino: InodeNo, record: InodeRecord) -> State:
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None and opened.gone is not None and not opened.stands_in:
             return State.GONE
         if opened is not None and opened.torn:
@@ -106,8 +106,8 @@ class OwnAttributes:
         if name != PIN or value != b"1":
             return 0
         pool = self._pool
-        kept_bytes = pool.heat.held_bytes[Rank.KEPT]
-        return pool.pins.count(ino, record, kept_bytes, pool.stay_bounds.kept_most_bytes)
+        kept_bytes = pool.rules.heat.held_bytes[Rank.KEPT]
+        return pool.rules.pins.count(ino, record, kept_bytes, pool.space.bounds.kept_most_bytes)
 
     def changed(self, record: InodeRecord, name: bytes) -> None:
         """Apply a change of *name*, already in the index, to all that inherits it.

@@ -82,17 +82,20 @@ class Store:
         #: The requests that the last server did and may not have answered, with their inodes.
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
-        self.pool = Pool(device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns)
+        self.pool = pool = Pool(
+            device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns
+        )
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
         self.reconcile = Reconcile(self.pool, recovered.gone_back)
-        awaited = AwaitedOpens(self.pool, DisplacedDrafts(self.pool, OldVersions(self.pool)))
+        awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
         self.namespace = Namespace(self.pool, self.allocator, awaited, self.reconcile)
         self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
-        self.visibility = Visibility(self.pool, self.blocks.truncating.old)
+        old = self.blocks.truncating.old
+        self.visibility = Visibility(pool.open.inodes, pool.rules.policies, old)
         self.start_scan = StartScan(self.pool)
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.name_eviction = NameEviction(self.pool, self.reclaim)
@@ -118,37 +121,37 @@ class Store:
         pool = self.pool
         known = not begun.recovered.unlisted
         if takes_over and not pool.settings.read_only:
-            known = pool.undurable_known and not pool.undurable.is_lacking
-            pool.identities.recall(begun.done.values())
+            known = pool.durable.undurable_known and not pool.durable.undurable.is_lacking
+            pool.durable.identities.recall(begun.done.values())
         if not known:
-            pool.not_durable.note_gap()
+            pool.durable.not_durable.note_gap()
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
         """Return what a tick does, in order. Each chore gets the present time."""
         pool = self.pool
         return (
-            pool.recently_removed.tick,
-            lambda _: pool.unlink_queue.settle(),
+            pool.departures.removed.tick,
+            lambda _: pool.space.unlink_queue.settle(),
             self.watch.run_due,
-            lambda _: pool.device_room.look(),
+            lambda _: pool.space.device_room.look(),
             self.reclaim.run_due,
             lambda _: self.name_eviction.run_due(),
-            lambda now_s: pool.ready.tick(now_s, pool.evictable_bytes),
+            lambda now_s: pool.open.ready.tick(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
-            pool.checkpoints.tick,
+            pool.durable.checkpoints.tick,
             self.verifier.run_due,
             self.blocks.truncating.run_due,
-            lambda now_s: pool.leases.tick(now_s, self.blocks.lease_ends.end),
-            pool.heat.tick,
-            lambda _: pool.heat.mark(pool.age_ns()),
+            lambda now_s: pool.rules.leases.tick(now_s, self.blocks.lease_ends.end),
+            pool.rules.heat.tick,
+            lambda _: pool.rules.heat.mark(pool.age_ns()),
             self.expiry.run_due,
             self._save_heat,
-            pool.cache.tick,
+            pool.figures.tick,
             self.device_wear.run_due,
             self._sweep_on,
             self.durable_pass.run_due,
-            lambda _: pool.strays.tick(pool.age_ns()),
+            lambda _: pool.space.strays.tick(pool.age_ns()),
         )
 
     # ---- the port Room: what the allocator asks for ----
@@ -251,7 +254,7 @@ class Store:
     def make_durable(self) -> None:
         """Make all that was published durable, with every name; it blocks. Raises OSError."""
         self.pool.background.hurry()
-        if error := self.pool.syncs.all().error:
+        if error := self.pool.durable.syncs.all().error:
             raise error
 
     def totals(self) -> Totals:
@@ -261,7 +264,7 @@ class Store:
     @property
     def growing(self) -> bool:
         """Whether a file is open for writing; the tick then runs more often."""
-        return bool(self.pool.open_inodes.written)
+        return bool(self.pool.open.inodes.written)
 
     def run_due(self) -> None:
         """Do the periodic work that is due. Called a few times a second; never blocks.
@@ -296,8 +299,8 @@ class Store:
             self._index_starves = True
 
     def _save_heat(self, now_s: float) -> None:
-        if self.pool.heat.save_due(now_s):
-            self.pool.background.submit_long(self.pool.heat.save)
+        if self.pool.rules.heat.save_due(now_s):
+            self.pool.background.submit_long(self.pool.rules.heat.save)
 
     @property
     def swept(self) -> bool:
@@ -322,7 +325,7 @@ class Store:
             self.sweep.find_unidentified()
 
     def _search_due(self, now_s: float) -> bool:
-        not_durable = self.pool.not_durable
+        not_durable = self.pool.durable.not_durable
         lacking = not not_durable.is_complete and not_durable.has_room
         return lacking and now_s >= self.sweep.rests_until_s
 
@@ -334,7 +337,7 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""
-        space, counters = self.pool.space, self.pool.counters
+        space, counters = self.pool.space.taken, self.pool.counters
         return {
             "uuid": self.pool.device.uuid,
             "root": self.attributes.describe_root(),
@@ -346,20 +349,20 @@ class Store:
             "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "cache": {
-                **self.pool.cache.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
+                **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),
             },
-            "store_times": self.pool.cache.store_times.shown(),
+            "store_times": self.pool.figures.store_times.shown(),
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,
             "index_used_bytes": self.pool.index.room.rows_bytes(),
             "index_map_bytes": self.pool.index.room.map_bytes,
-            "open_inodes": len(self.pool.open_inodes),
-            "preallocated_extents": self.pool.ready.count,
-            "preallocated_hits": self.pool.ready.hits,
-            "preallocated_misses": self.pool.ready.misses,
-            "recently_deleted": len(self.pool.recently_removed),
+            "open_inodes": len(self.pool.open.inodes),
+            "preallocated_extents": self.pool.open.ready.count,
+            "preallocated_hits": self.pool.open.ready.hits,
+            "preallocated_misses": self.pool.open.ready.misses,
+            "recently_deleted": len(self.pool.departures.removed),
             "states": state_totals(self.pool),
             "torn_blocks": self.blocks.publishing.torn,
             "unverified_blocks": self.blocks.doubts.unproven + self.blocks.lease_ends.unproven,
@@ -370,9 +373,9 @@ class Store:
             "write_back_failures": self.device_watch.write_back.failures
             + self.durable_pass.failures,
             "durability": self.durable_pass.describe(),
-            "strays": self.pool.strays.describe(self.pool.age_ns()),
+            "strays": self.pool.space.strays.describe(self.pool.age_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
-            "checkpoint": self.pool.checkpoints.describe(self.pool.monotonic_s()),
+            "checkpoint": self.pool.durable.checkpoints.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),
         }

@@ -72,16 +72,16 @@ class Reach:
         self._room = room
         #: For larger requests open blocks are subtracted. A smaller request evicts no more than is
         #: kept free ahead of writers anyway, so a wrong guess costs little.
-        self._counted_from_bytes: Final = pool.headroom.most_bytes
+        self._counted_from_bytes: Final = pool.space.headroom.most_bytes
 
     def fit(self, size_bytes: int) -> Fit:
         """Return whether a request for *size_bytes* can be met, as far as is known now."""
-        pool, space = self._pool, self._pool.space
+        pool, space = self._pool, self._pool.space.taken
         at_most_bytes = self._at_most_bytes()
         if size_bytes <= at_most_bytes:
             if size_bytes <= self._counted_from_bytes:
                 return Fit.NOW
-            used_bytes = in_use_bytes(pool.open_inodes, pool.heat)
+            used_bytes = in_use_bytes(pool.open.inodes, pool.rules.heat)
             return Fit.NOW if size_bytes <= at_most_bytes - used_bytes else Fit.AFTER_USERS
         if size_bytes <= at_most_bytes + space.lacking_bytes:
             return Fit.AFTER_GUESSES
@@ -92,12 +92,12 @@ class Reach:
 
     def _at_most_bytes(self) -> int:
         """Return the bytes that are free, only held in reserve, or evictable."""
-        pool, space = self._pool, self._pool.space
+        pool, space = self._pool, self._pool.space.taken
         convenience_bytes = (
             space.ready_bytes
             + space.pending_delete_bytes
             + space.stray_bytes
-            + pool.recently_removed.held_bytes
+            + pool.departures.removed.held_bytes
             + self._room.nameless_bytes
         )
         return space.unclaimed_bytes + convenience_bytes + pool.evictable_bytes
@@ -114,7 +114,7 @@ class DraftGrowth:
 
         If there are many, check only those that were not checked for longest.
         """
-        runners = self._pool.open_inodes.runners
+        runners = self._pool.open.inodes.runners
         now_s = self._pool.monotonic_s()
         for ino in list(islice(runners, _LOOKS_A_DRAFT)):
             opened = runners.pop(ino)
@@ -144,7 +144,7 @@ class DraftGrowth:
         if opened.overrun:
             return 0
         if growth_bytes > 0:
-            pool.headroom.note(growth_bytes, now_s)
+            pool.space.headroom.note(growth_bytes, now_s)
         opened.take_unasked(growth_bytes)
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
@@ -164,8 +164,8 @@ class Allocator:
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._kernel = pool.kernel
-        self._space = pool.space
-        self._headroom = pool.headroom
+        self._space = pool.space.taken
+        self._headroom = pool.space.headroom
         self._monotonic_s = pool.monotonic_s
         self.room = room
         self.reach = Reach(pool, room)
@@ -181,7 +181,7 @@ class Allocator:
         space = self._space
         if size_bytes > space.unclaimed_bytes:
             # If it cannot fit: make space for what is already taken, not for what drafts may take.
-            self._pool.unlink_queue.hurry(size_bytes)
+            self._pool.space.unlink_queue.hurry(size_bytes)
             fits = self.reach.fit(size_bytes) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes)
         space.require(size_bytes)
@@ -192,11 +192,11 @@ class Allocator:
         space = self._space
         if size_bytes <= space.unclaimed_bytes:
             return
-        self._pool.unlink_queue.hurry(size_bytes)
-        recently_removed = self._pool.recently_removed.give_way
+        self._pool.space.unlink_queue.hurry(size_bytes)
+        recently_removed = self._pool.departures.removed.give_way
         # What forget_nameless gives up becomes recently removed first, hence the second call.
         for give_way in (
-            self._pool.ready.give_way,
+            self._pool.open.ready.give_way,
             recently_removed,
             self.room.forget_nameless,
             recently_removed,
@@ -204,10 +204,10 @@ class Allocator:
             if size_bytes <= space.unclaimed_bytes:
                 return
             give_way()
-            self._pool.unlink_queue.hurry(size_bytes)
+            self._pool.space.unlink_queue.hurry(size_bytes)
         short_bytes = size_bytes - space.unclaimed_bytes
         if short_bytes > 0 and self.room.evict(short_bytes):
-            self._pool.unlink_queue.hurry(size_bytes)
+            self._pool.space.unlink_queue.hurry(size_bytes)
 
     def make_room_ahead(self, size_bytes: int) -> None:
         """Make space for writes into a file that was truncated to a greater length.
@@ -232,7 +232,7 @@ class Allocator:
             if not roomless:
                 raise
             wanted_bytes = 0
-        if wanted_bytes and not self._pool.ready.has(wanted_bytes):
+        if wanted_bytes and not self._pool.open.ready.has(wanted_bytes):
             # A guess must not take the space that other writers need.
             if wanted_bytes > max(self._space.free_bytes // 2, self._pool.evictable_bytes):
                 wanted_bytes = 0
@@ -243,29 +243,29 @@ class Allocator:
         if self._pool.short_bytes(now_s) > 0:
             self.room.top_up()
         try:
-            return self._pool.ready.take(wanted_bytes, now_s)
+            return self._pool.open.ready.take(wanted_bytes, now_s)
         except NoSpace:
             self.find_device_room(_DEVICE_STEP_BYTES)
-            return self._pool.ready.take(0, now_s)
+            return self._pool.open.ready.take(0, now_s)
 
     def find_device_room(self, size_bytes: int) -> None:
         """Make space for *size_bytes* on a full device, even if the pool is below its capacity.
 
         Raises NoSpace, OSError.
         """
-        self._pool.device_room.refused()
+        self._pool.space.device_room.refused()
         self.require_space(size_bytes)
 
     def _reserve_bytes(self, parent: InodeNo) -> int:
         """Return how much to preallocate for a draft in *parent*, if there is space."""
-        demand = self._pool.ready.forecast
+        demand = self._pool.open.ready.forecast
         usual_bytes = demand.usual_bytes(parent)
         if not self._kernel.writers_run_free:
             return round_up(usual_bytes)  # a write beyond that asks for space
         return reserve_bytes(
             usual_bytes,
             demand.largest_bytes(parent),
-            spared_bytes=self._pool.open_inodes.spare_bytes,
+            spared_bytes=self._pool.open.inodes.spare_bytes,
             capacity_bytes=self._space.capacity_bytes,
         )
 
@@ -278,7 +278,7 @@ class Allocator:
             return 0
         if opened.front_bytes not in (-1, opened.allocated_bytes):
             return 0  # some of its blocks may be beyond the reserve (extent_bytes.py)
-        usual_bytes = round_up(self._pool.ready.forecast.usual_bytes(opened.created_in))
+        usual_bytes = round_up(self._pool.open.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
         return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
 
@@ -290,20 +290,20 @@ class Allocator:
         """
         if not self._kernel.writers_run_free:
             return
-        demand = self._pool.ready.forecast
+        demand = self._pool.open.ready.forecast
         largest_bytes = demand.largest_bytes(parent)
         foretold = largest_bytes and demand.foretells(parent)
         if foretold and opened.allocated_bytes >= largest_bytes:
             usual_bytes = demand.usual_bytes(parent)
-            self._pool.open_inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
+            self._pool.open.inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
             opened.rely(outgrowing_bytes(usual_bytes, largest_bytes))
             self._space.lacking_bytes = max(self._space.lacking_bytes, opened.outgrowing_bytes)
             return
-        running = 1 + len(self._pool.open_inodes.runners)
+        running = 1 + len(self._pool.open.inodes.runners)
         if self._space.unclaimed_bytes < UNWATCHED_BYTES * running:
             opened.lack()
         else:
-            self._pool.open_inodes.let_run(opened)
+            self._pool.open.inodes.let_run(opened)
 
     # ---- names ----
 
@@ -343,8 +343,8 @@ def require_node(pool: Pool, uid: int) -> None:
     taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
     # Such inodes must not take the index's map from the names of blocks, nor the device from their
     # bytes, also where others use a part of the device.
-    whole_bytes = min(pool.space.usable_bytes, index_room.map_bytes)
-    if pool.node_shares.refuses(uid, taken_bytes, whole_bytes):
+    whole_bytes = min(pool.space.taken.usable_bytes, index_room.map_bytes)
+    if pool.space.node_shares.refuses(uid, taken_bytes, whole_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
 
 
@@ -353,9 +353,9 @@ def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Mak
 
     That is under a final name; where only a rename publishes, under any name.
     """
-    policy = pool.policies.of(parent)
+    policy = pool.rules.policies.of(parent)
     if is_temporary(name) and not policy.only_renamed:
         return
-    if (policy.leases or policy.only_renamed) and pool.leases.shares.refuses(uid, maker):
-        pool.leases.shares.refused += 1
+    if (policy.leases or policy.only_renamed) and pool.rules.leases.shares.refuses(uid, maker):
+        pool.rules.leases.shares.refused += 1
         raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")

@@ -51,14 +51,25 @@ class Followers:
                 _log.exception("inode %#x: not followed (%s)", changed.ino, changed.why.name)
 
 
+class Counted(Protocol):
+    """Where space is counted."""
+
+    @property
+    def taken(self) -> Space:
+        """How much is taken, and by what."""
+
+
 class Ledger(Protocol):
     """What a change updates in memory; the pool implements it."""
 
     index: Index
     counters: Counters
     unfinished: set[InodeNo]
-    space: Space
     followers: Followers
+
+    @property
+    def space(self) -> Counted:
+        """How much is taken."""
 
 
 class PoolChange:
@@ -129,7 +140,7 @@ class PoolChange:
         if self._finished:
             pool.unfinished.discard(self._finished)
         pool.counters = self._counters
-        pool.space.recorded_bytes = self._counters.used_bytes
+        pool.space.taken.recorded_bytes = self._counters.used_bytes
 
     def _unfinished(self) -> set[InodeNo]:
         """Return the inodes that will be open for writing."""

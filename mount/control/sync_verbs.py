@@ -72,7 +72,7 @@ class SyncVerbs:
     async def _look(self, wait: _Wait) -> dict[InodeNo, int]:
         """Return the blocks that *wait* waits for, by size; final once its goal is set."""
         is_known = wait.goal.is_set
-        listed = dict(self._store.pool.not_durable.sizes())
+        listed = dict(self._store.pool.durable.not_durable.sizes())
         blocks = await self._below(wait.tops, listed) if wait.tops else listed
         if is_known:
             wait.blocks, wait.is_known = (blocks if wait.tops else None), True
@@ -104,7 +104,7 @@ class SyncVerbs:
         if wait is None:
             return {"gone": True}  # it was made by another server: the client asks for a new one
         durable_pass, pool = self._store.durable_pass, self._store.pool
-        queue = pool.not_durable
+        queue = pool.durable.not_durable
         try:
             done = durable_pass.reached(wait.goal)
         except OSError as error:
@@ -115,7 +115,7 @@ class SyncVerbs:
         if wait.blocks is not None:
             undone = [ino for ino in undone if ino in wait.blocks]
         flushed = durable_pass.flushes >= wait.goal.flush
-        flushed = flushed and not pool.identities.attributes.undone(wait.goal.attributes)
+        flushed = flushed and not pool.durable.identities.attributes.undone(wait.goal.attributes)
         held = [ino for ino in queue.held_inos() if wait.blocks is None or ino in wait.blocks]
         return {
             "done": done or (wait.is_known and flushed and not undone),

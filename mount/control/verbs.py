@@ -94,8 +94,8 @@ class CommandVerbs:
                 self._pin_one(path, ino)
                 if done % _PINS_A_TURN == 0:
                     await trio.lowlevel.checkpoint()
-        pins = {path_of(pool.index, ino): pool.pins.held_bytes(ino) or 0 for _, ino in found}
-        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes}
+        pins = {path_of(pool.index, ino): pool.rules.pins.held_bytes(ino) or 0 for _, ino in found}
+        return {"pins": pins, "pinned_bytes": pool.rules.pins.pinned_bytes}
 
     def _pin_one(self, path: str, ino: InodeNo) -> None:
         try:
@@ -136,12 +136,12 @@ class CommandVerbs:
                     unpin(self._store, ino)
                 if done % _PINS_A_TURN == 0:
                     await trio.lowlevel.checkpoint()
-        return {"pins": {}, "pinned_bytes": self._store.pool.pins.pinned_bytes}
+        return {"pins": {}, "pinned_bytes": self._store.pool.rules.pins.pinned_bytes}
 
     async def _pins(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return some pins, of inodes above ``after``; ``next``: where to go on, or None."""
         pool, after = self._store.pool, number(args, "after", int) or 0
-        rows = [row for row in pool.pins.rows() if row[0] > after]
+        rows = [row for row in pool.rules.pins.rows() if row[0] > after]
         pins: dict[str, int] = {}
         told = letters = 0
         for ino, size_bytes in heapq.nsmallest(_PINS_A_REPLY, rows):
@@ -151,13 +151,13 @@ class CommandVerbs:
             if letters > _LETTERS_A_REPLY:
                 break
         more = after if told < len(rows) else None
-        return {"pins": pins, "pinned_bytes": pool.pins.pinned_bytes, "next": more}
+        return {"pins": pins, "pinned_bytes": pool.rules.pins.pinned_bytes, "next": more}
 
     async def _hottest(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return some blocks, those used last first; ``next``: where to go on, or None."""
         after, pool = number(args, "after", int) or 0, self._store.pool
         if after <= 0:
-            self._hot = await trio.to_thread.run_sync(hottest, pool.heat.columns())
+            self._hot = await trio.to_thread.run_sync(hottest, pool.rules.heat.columns())
             after = 0
         hot, blocks, letters = self._hot, list[tuple[str, int]](), 0
         for ino in hot[after : after + _BLOCKS_A_REPLY]:

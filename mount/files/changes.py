@@ -50,9 +50,9 @@ class Changes:
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
         """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""
         pool = self._store.pool
-        if not pool.identities.is_said(ino, record):
+        if not pool.durable.identities.is_said(ino, record):
             return
-        pool.identities.say_now(ino)
+        pool.durable.identities.say_now(ino)
         await self._files.in_thread(pool.extents.make_durable, ino)
 
     async def _change(self, ino: InodeNo, change: NewAttributes) -> None:

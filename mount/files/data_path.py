@@ -273,7 +273,7 @@ class PassthroughPath:
 
     def describe(self) -> dict[str, int]:
         """Return how many ids are registered."""
-        parked = len(self._pool.open_inodes.parked)
+        parked = len(self._pool.open.inodes.parked)
         return {
             "backing_ids_open": len(self._open) - parked,
             "backing_ids_cached": len(self._idle) + parked,

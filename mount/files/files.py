@@ -54,7 +54,7 @@ class Files:
         self.readers = port.readers
         self._port = port
         self._request = request
-        self._makers = port.store.pool.leases.processes
+        self._makers = port.store.pool.rules.leases.processes
         self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
         self.limiter = trio.CapacityLimiter(io_threads)
@@ -358,7 +358,7 @@ class Files:
     def open_directory(self, ino: InodeNo) -> HandleNo:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""
         self.store.namespace.directory(ino)
-        opened = self.store.pool.open_inodes.enter(ino, writer=False)
+        opened = self.store.pool.open.inodes.enter(ino, writer=False)
         request = self._request.present.unique
         return self.handles.open(HandleKind.DIRECTORY, 0, opened, request=request).fh
 

@@ -89,7 +89,7 @@ class KernelPort:
         if self.agreed_before is not None:
             self.idmapped = bool(self.store.pool.notes.get(_IDMAPPED_NOTE))
             self.store.take_over(handles.living())
-            self.recalled = handles.recall(pool.open_inodes)
+            self.recalled = handles.recall(pool.open.inodes)
             ids = {
                 handle.opened.ino: handle.backing_id
                 for handle in self.recalled.handles

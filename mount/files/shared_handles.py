@@ -66,10 +66,10 @@ class SharedHandles:
         self._served: Final = served
         self._handles: Final = handles
         self._most: Final = most
-        self._loaded: Final = pool.cache.reuse.loaded
+        self._loaded: Final = pool.figures.reuse.loaded
         #: Ids of threads of no file server, and of threads of one: their opens are counted apart.
-        self.others: Final = pool.leases.processes.servers.others
-        self.servers: Final = pool.leases.processes.servers.servers
+        self.others: Final = pool.rules.leases.processes.servers.others
+        self.servers: Final = pool.rules.leases.processes.servers.servers
         #: Oldest first.
         self._shared: dict[InodeNo, Shared] = {}
         #: What file servers share, on passthrough only: Ganesha opens a block for its attributes,
@@ -88,7 +88,7 @@ class SharedHandles:
         pool = self._pool
         # Atomic: no checkpoint from the look at the record until the handle is counted.
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
-        if same and pool.open_inodes.enter_again(shared.opened):
+        if same and pool.open.inodes.enter_again(shared.opened):
             self._count(ino, shared, request)
             return shared
         self.forget(ino)
@@ -100,7 +100,7 @@ class SharedHandles:
         None beyond what servers may have open on passthrough, and while one of them may write.
         """
         pool, shared = self._pool, self._by_servers.get(ino)
-        parked = pool.open_inodes.parked.get(ino)
+        parked = pool.open.inodes.parked.get(ino)
         if parked is not None and self._served.must_ask(parked):
             self.forget(ino)  # otherwise the open would get its backing id
             return None
@@ -111,7 +111,7 @@ class SharedHandles:
             return None
         # Atomic, as above.
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
-        if same and pool.open_inodes.enter_again(opened):
+        if same and pool.open.inodes.enter_again(opened):
             self._served.opened(opened, writer=False, passing=True)
             self._count(ino, shared, request)
             return shared
@@ -120,7 +120,7 @@ class SharedHandles:
 
     def _count(self, ino: InodeNo, shared: Shared, request: int) -> None:
         """Count one more open of *shared*, and one load."""
-        self._pool.heat.touch(ino)
+        self._pool.rules.heat.touch(ino)
         self._handles.share(shared.handle, request)
         tally = shared.tally
         tally.hits += 1
@@ -156,7 +156,7 @@ class SharedHandles:
         self._leave_table(table, opened.ino)
         if len(table) >= self._most:
             self.forget(next(iter(table)))
-        table[opened.ino] = Shared(handle, record, grant, self._pool.cache)
+        table[opened.ino] = Shared(handle, record, grant, self._pool.figures)
 
     def close(self, handle: Handle, request: int) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.
@@ -185,9 +185,9 @@ class SharedHandles:
         if not handle.opens:
             return False
         if opened.readers > 1 + opened.served_readers:
-            self._pool.open_inodes.leave_one(opened)
+            self._pool.open.inodes.leave_one(opened)
         elif self._may_be_parked(opened):
-            self._pool.open_inodes.park(opened)
+            self._pool.open.inodes.park(opened)
         else:
             return False
         self._handles.leave(handle, request)
@@ -208,9 +208,9 @@ class SharedHandles:
             return False
         self._served.closed(opened, writer=False, passing=True)
         if opened.readers == 1:
-            self._pool.open_inodes.park(opened)
+            self._pool.open.inodes.park(opened)
         else:
-            self._pool.open_inodes.leave_one(opened)
+            self._pool.open.inodes.leave_one(opened)
         self._handles.leave(handle, request)
         return True
 
@@ -224,14 +224,14 @@ class SharedHandles:
             return False
         if opened.served_readers != leaving:
             return False
-        inodes = self._pool.open_inodes
+        inodes = self._pool.open.inodes
         return len(inodes) + len(inodes.parked) <= self._most
 
     def forget(self, ino: InodeNo) -> None:
         """Stop sharing the handles of *ino*; its readers keep them until they close them."""
         self._leave_table(self._shared, ino)
         self._leave_table(self._by_servers, ino)
-        opened = self._pool.open_inodes.parked.pop(ino, None)
+        opened = self._pool.open.inodes.parked.pop(ino, None)
         if opened is not None:
             self._pool.kernel.freed(opened)
 
@@ -242,7 +242,7 @@ class SharedHandles:
 
     def give_up_one(self) -> bool:
         """Forget the parked inode that was unused longest; False if there is none."""
-        for ino in self._pool.open_inodes.parked:
+        for ino in self._pool.open.inodes.parked:
             self.forget(ino)
             return True
         return False

@@ -187,7 +187,7 @@ class Room:
             finally:
                 allocations.end(opened, allocation)
             # Others fill the file system that the pool lies on.
-            self._store.pool.device_room.refused()
+            self._store.pool.space.device_room.refused()
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
         """Return when a draft may be created: there is space, or some may come.
@@ -262,7 +262,7 @@ class Room:
             if self._line:
                 next(iter(self._line)).turn.set()
             if waiter.granted:
-                self._store.pool.space.pledged_bytes -= waiter.size_bytes
+                self._store.pool.space.taken.pledged_bytes -= waiter.size_bytes
 
     def _look(self) -> None:
         """Look for room for all waiters, oldest first, and decide those that need not wait on."""
@@ -273,20 +273,20 @@ class Room:
         prospect: _Prospect | None = None
         for waiter in list(self._line):
             # All that could be evicted went to the first waiter: others get what still fits.
-            if prospect is None or waiter.size_bytes <= pool.space.free_bytes:
+            if prospect is None or waiter.size_bytes <= pool.space.taken.free_bytes:
                 try:
                     self._store.allocator.require_space(waiter.size_bytes)
                 except NoSpace:
                     pass
                 else:
-                    pool.space.pledged_bytes += waiter.size_bytes
+                    pool.space.taken.pledged_bytes += waiter.size_bytes
                     self._decide(waiter, granted=True)
                     continue
             waited_s = start_s - waiter.since_s
             if prospect is None:
                 fits = self._store.allocator.reach.fit(waiter.size_bytes) is Fit.NOW
                 if fits and waited_s > _PATIENCE_S and not reclaim.planning:
-                    reclaim.evict_used(waiter.size_bytes - pool.space.unclaimed_bytes)
+                    reclaim.evict_used(waiter.size_bytes - pool.space.taken.unclaimed_bytes)
                 prospect = _Prospect(self._store)
             stays = waited_s <= _PATIENCE_S or prospect.may_evict(waiter.size_bytes)
             late = (waiter.in_vain and not stays) or start_s >= waiter.until_s

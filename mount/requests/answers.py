@@ -81,9 +81,9 @@ class Answers:
         self._namespace = store.namespace
         self._blocks = store.blocks
         self._refusals = store.blocks.truncating.refusals
-        self._open_inodes = store.pool.open_inodes
-        self._heat = store.pool.heat
-        self._looks = store.pool.cache.looks
+        self._open_inodes = store.pool.open.inodes
+        self._heat = store.pool.rules.heat
+        self._looks = store.pool.figures.looks
         self._files = files
         self.by_handle = HandleLookups(store, files)
         self.listed: Final = ListedNames[Entry]()

@@ -89,7 +89,7 @@ class HandleLookups:
         those who see it in place of a draft.
         """
         pool = self._store.pool
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         if opened is not None and opened.stands_in:
             return
         record = pool.index.inode(ino)

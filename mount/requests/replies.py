@@ -103,7 +103,7 @@ class Listing:
     def _entry(self, child: InodeNo) -> Entry | None:
         """Return what the name of *child* shows; None if it shows nothing."""
         store = self._store
-        if store.pool.open_inodes.get(child) is None:
+        if store.pool.open.inodes.get(child) is None:
             try:
                 record = store.namespace.record(child)
             except (DeadInode, Damaged):

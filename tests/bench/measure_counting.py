@@ -67,11 +67,11 @@ def in_turns(one: Callable[[], float], other: Callable[[], float], rounds: int) 
 def measured(place: Path, rounds: int) -> dict[str, Any]:
     """Return the figures of a store, and of an open with its close."""
     engine = Host(place, capacity_bytes=1 << 30).start().engine
-    figures, numbers = engine.pool.cache, iter(range(sys.maxsize))
+    figures, numbers = engine.pool.figures, iter(range(sys.maxsize))
 
     def store() -> None:
         """By a temporary name; what the kernel looks for first is counted by the mount."""
-        looks, number = engine.pool.cache.looks, next(numbers)
+        looks, number = engine.pool.figures.looks, next(numbers)
         draft, name = b"%d.tmp" % number, b"%d.data" % number
         looks.add(ROOT_INODE, draft)
         opened, _ = engine.blocks.create(ROOT_INODE, draft, 0o100644, 0, 0)
@@ -80,11 +80,11 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         engine.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
 
     def stores(cache: object) -> float:
-        engine.pool.cache = cache
+        engine.pool.figures = cache
         try:
             return cpu_us(store, STORES)
         finally:
-            engine.pool.cache = figures
+            engine.pool.figures = figures
             engine.run_due()
 
     found = {"store": in_turns(lambda: stores(figures), lambda: stores(Uncounted()), rounds)}

@@ -89,7 +89,7 @@ def _with_file(store: Store, ino: InodeNo, record: InodeRecord) -> InodeRecord:
 def _checkpoint(store: Store) -> float:
     """Take one; return how long it took."""
     begun_s = time.monotonic()
-    checkpoints = store.pool.checkpoints
+    checkpoints = store.pool.durable.checkpoints
     before, checkpoints._tried_s = checkpoints.taken, float("-inf")
     while checkpoints.taken == before:
         checkpoints.tick(time.monotonic())

@@ -17,7 +17,7 @@ from tests.support.store.stores import MIB, Host, assert_exact, host, make_direc
 
 #: What tells a table of a change, by the name under which the product knows the table.
 TELLING: Final = {
-    "cache": {"closed", "evicted", "removed", "renamed", "stored"},
+    "figures": {"closed", "evicted", "removed", "renamed", "stored"},
     "forecast": {"note_published"},
     "heat": {"drop", "evicted", "note"},
     "identities": {"note_attributes", "publish", "withdraw", "write"},

@@ -80,7 +80,7 @@ class Allocations:
         except BaseException:
             opened.end_allocation()
             raise
-        pool.space.pledged_bytes += growth_bytes
+        pool.space.taken.pledged_bytes += growth_bytes
 
         def work() -> None:
             pool.extents.allocate(fd, *wanted)
@@ -95,9 +95,9 @@ class Allocations:
         as much: ``length_share`` bounds what all files being written get that way. A file beyond
         it is sparse. Raises OSError.
         """
-        pool, written = self._pool, self._pool.open_inodes.written
+        pool, written = self._pool, self._pool.open.inodes.written
         before_bytes = pool.syscalls.fstat(opened.fd).st_size
-        bound_bytes = pool.settings.length_share * pool.space.usable_bytes
+        bound_bytes = pool.settings.length_share * pool.space.taken.usable_bytes
         if not 0 < size_bytes - before_bytes <= bound_bytes:
             return None
         wanted = AllocationRequest(FALLOC_FL_KEEP_SIZE, before_bytes, size_bytes - before_bytes)
@@ -119,9 +119,9 @@ class Allocations:
         kept free for it (overrun_watch.py). Raises OSError.
         """
         pool = self._pool
-        pool.space.pledged_bytes -= allocation.pledged_bytes
+        pool.space.taken.pledged_bytes -= allocation.pledged_bytes
         opened.end_allocation()
         if allocation.pledged_bytes:
             opened.has_asked()
-        if pool.open_inodes.get(opened.ino) is opened:
+        if pool.open.inodes.get(opened.ino) is opened:
             pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))

@@ -90,16 +90,16 @@ class Blocks:
                 change.link(extent.ino, record)
                 change.does(request, extent.ino)
         except BaseException:
-            pool.ready.put_back(extent)
+            pool.open.ready.put_back(extent)
             raise
-        opened = pool.open_inodes.enter(extent.ino, writer=True)
+        opened = pool.open.inodes.enter(extent.ino, writer=True)
         opened.take_extent(extent.fd, extent.backing_id)
         opened.foresee(parent)
         opened.belong_to(maker)
         opened.note_hand(Hand(maker, thread), appends=appends)
         opened.create()
         opened.hold(extent.reserve_bytes)
-        pool.space.extra_bytes += extent.reserve_bytes
+        pool.space.taken.extra_bytes += extent.reserve_bytes
         self._allocator.choose_course(opened, parent)
         return opened, record
 
@@ -153,10 +153,10 @@ class Blocks:
             raise ReadOnly
         if truncate and record.state in SETTLED and not record.size_bytes:
             record = self.publishing.touched(ino, record)
-        opened = self._pool.open_inodes.enter(ino, writer=writer)
+        opened = self._pool.open.inodes.enter(ino, writer=writer)
         hidden = opened.emptied and maker != SERVER and record.state in UNFINISHED
         if writer and (opened.stands_in or hidden):
-            self._pool.leave(opened, writer=True)
+            self._pool.departures.leave(opened, writer=True)
             if opened.stands_in and not truncate:
                 truncating.refuse_write(ino, thread, reads=reads)
             raise DeadInode(f"inode {ino} is, or waits for, the new version of what it was")
@@ -182,18 +182,18 @@ class Blocks:
         Raises DeadInode, IsADirectory, InvalidRequest.
         """
         pool = self._pool
-        if ino in pool.recently_removed:
+        if ino in pool.departures.removed:
             return self._open_removed(ino)
         self.served.notice_late_write_at(ino)
         record = self._file(ino)
-        opened = pool.open_inodes.enter(ino, writer=False)
+        opened = pool.open.inodes.enter(ino, writer=False)
         if opened.emptied and not served and record.state in UNFINISHED:
-            pool.leave(opened, writer=False)
+            pool.departures.leave(opened, writer=False)
             raise DeadInode(f"inode {ino} was emptied, and is not whole yet")
         if opened.readers == 1 and not opened.writers:
             opened.hold(record.allocated_bytes)
         self._touch(ino)
-        pool.cache.loaded(record)
+        pool.figures.loaded(record)
         return opened
 
     def _file(self, ino: InodeNo) -> InodeRecord:
@@ -203,8 +203,8 @@ class Blocks:
         return record
 
     def _touch(self, ino: InodeNo) -> None:
-        self._pool.leases.touch(ino, self._pool.monotonic_s())
-        self._pool.heat.touch(ino)
+        self._pool.rules.leases.touch(ino, self._pool.monotonic_s())
+        self._pool.rules.heat.touch(ino)
 
     def _begin(
         self,
@@ -237,18 +237,18 @@ class Blocks:
 
     def _open_removed(self, ino: InodeNo) -> OpenInode:
         """Open a block that a LOOKUP found just before its name was removed."""
-        record = self._pool.recently_removed.take_back(ino)
+        record = self._pool.departures.removed.take_back(ino)
         if record is None or not stat.S_ISREG(record.mode):
             raise DeadInode(f"inode {ino}")
-        opened = self._pool.open_inodes.enter(ino, writer=False)
+        opened = self._pool.open.inodes.enter(ino, writer=False)
         opened.lose_name(record)
         opened.hold(record.allocated_bytes)
-        self._pool.cache.loaded(record)
+        self._pool.figures.loaded(record)
         return opened
 
     def enter_reader(self, opened: OpenInode) -> None:
         """Count one more reading handle on an open inode."""
-        self._pool.open_inodes.enter(opened.ino, writer=False)
+        self._pool.open.inodes.enter(opened.ino, writer=False)
 
     def extent_fd(self, opened: OpenInode) -> int:
         """Return a descriptor of the extent, kept open to the last close; O_RDWR if possible.
@@ -287,7 +287,7 @@ class Blocks:
         if writer:
             self.last_closes.close(opened)
         else:
-            self._pool.leave(opened, writer=False)
+            self._pool.departures.leave(opened, writer=False)
 
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Close a handle that no client received; drop a draft that was just created for it."""
@@ -303,9 +303,9 @@ class Blocks:
 
     def present(self, ino: InodeNo) -> InodeRecord:
         """Return *ino*'s present record. Size and times of an open draft come from its extent."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is None:
-            removed = self._pool.recently_removed.record(ino)
+            removed = self._pool.departures.removed.record(ino)
             if removed is not None:
                 return removed
         elif opened.quiet_writers:
@@ -317,8 +317,8 @@ class Blocks:
 
     def is_gone(self, ino: InodeNo) -> bool:
         """Whether inode *ino*, which still exists, has lost its name (its link count is 0)."""
-        opened = self._pool.open_inodes.get(ino)
-        return ino in self._pool.recently_removed if opened is None else opened.gone is not None
+        opened = self._pool.open.inodes.get(ino)
+        return ino in self._pool.departures.removed if opened is None else opened.gone is not None
 
     def truncate(self, ino: InodeNo, size_bytes: int, maker: Maker = NOBODY) -> None:
         """Set the length of file *ino* for *maker*; growing allocates nothing.
@@ -331,7 +331,7 @@ class Blocks:
         if size_bytes > present.size_bytes:
             self.publishing.allocate_ahead(ino)
         empties = maker == SERVER and not size_bytes and self._emptying.is_due(ino, present)
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         if opened is not None and opened.writers and not empties:
             self._resize(opened, size_bytes)
             return

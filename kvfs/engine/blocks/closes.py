@@ -105,7 +105,7 @@ class Doubts:
             )
             for close in closes
         )
-        self._pool.open_notes.closes(opened, noted)
+        self._pool.open.notes.closes(opened, noted)
 
     def _is_doubtful(self, opened: OpenInode, closing: Closing) -> bool:
         pool = self._pool
@@ -162,7 +162,7 @@ class Doubts:
         self._doubts = waiting
         for opened in ended:
             if opened.writers:
-                self._pool.open_notes.writing(opened)
+                self._pool.open.notes.writing(opened)
                 self._note(opened)
 
     def _is_to_be_asked(self, doubt: _Doubt) -> bool:
@@ -177,10 +177,10 @@ class Doubts:
             return Question(Fate.UNKNOWN)
         closer = closing.closer
         if not closer.is_one:
-            closer = self._pool.leases.processes.of(
+            closer = self._pool.rules.leases.processes.of(
                 closing.tid, now_s
             )  # there may be a descriptor now
-        return None if not closer.is_one else self._pool.leases.processes.ask(closer)
+        return None if not closer.is_one else self._pool.rules.leases.processes.ask(closer)
 
     def _is_vouched_for(self, opened: OpenInode, fate: Fate | None) -> bool:
         if fate in (Fate.LIVES, Fate.EXITED):
@@ -248,14 +248,14 @@ class LastCloses:
                 return
             if opened.ino in self._old:
                 self._old.end(opened.ino)
-        self._pool.leave(opened, writer=True)
+        self._pool.departures.leave(opened, writer=True)
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
 
     def put_off(self, opened: OpenInode) -> None:
         """Keep the handle of the last writer of *opened*, which has closed it, for ``settle``."""
         self._untold.append((opened, 1))
-        self._pool.open_notes.closes(opened, (UNTOLD,))
+        self._pool.open.notes.closes(opened, (UNTOLD,))
 
     def settle(self) -> None:
         """Try again to publish the waiting blocks; stop at the first that still cannot be."""
@@ -268,7 +268,7 @@ class LastCloses:
                 if tries < _PUBLISH_TRIES or not self._publishing.dismiss(opened, error):
                     self._untold.append((opened, tries + 1))
                     return
-            self._pool.leave(opened, writer=True)
+            self._pool.departures.leave(opened, writer=True)
 
     def forget_all(self) -> set[InodeNo]:
         """Empty the list; return the inodes that all writers have closed, for the stop."""
@@ -280,5 +280,5 @@ class LastCloses:
         """Give up what could not be published; return False if there was any."""
         settled = not self._untold
         while self._untold:
-            self._pool.leave(self._untold.popleft()[0], writer=True)
+            self._pool.departures.leave(self._untold.popleft()[0], writer=True)
         return settled

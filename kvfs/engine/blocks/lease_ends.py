@@ -44,9 +44,9 @@ class LeaseEnds:
         pool = self._pool
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in HELD:
-            pool.leases.drop(ino)
+            pool.rules.leases.drop(ino)
             return True
-        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+        if ino in pool.open.inodes and pool.open.inodes[ino].writers:
             return False  # a slab in use, or its last close will decide
         if record.state == State.UNRENAMED:
             return self._drop(ino, record)
@@ -97,7 +97,7 @@ class LeaseEnds:
         pool = self._pool
         if whole is None or pool.index.inode_or_miss(ino) != record:
             return
-        if ino in pool.open_inodes and pool.open_inodes[ino].writers:
+        if ino in pool.open.inodes and pool.open.inodes[ino].writers:
             return
         if whole:
             self._hand_over(ino, record, after(State(record.state), Event.MAKER_DIED))

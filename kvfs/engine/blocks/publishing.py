@@ -43,7 +43,7 @@ class Publishing:
     def __init__(self, pool: Pool, namespace: Namespace) -> None:
         self._pool = pool
         self._namespace = namespace
-        self._identities = pool.identities
+        self._identities = pool.durable.identities
         self.torn = 0
 
     # ---- beginning ----
@@ -83,7 +83,7 @@ class Publishing:
             opened.belong_to(maker)
             if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
                 opened.belong_to(Maker(record.maker_tgid, record.maker_birth))
-        pool.open_notes.writing(opened)
+        pool.open.notes.writing(opened)
         if state in UNFINISHED:
             return
         if opened.gone is not None:  # a power loss may bring its name back
@@ -120,7 +120,7 @@ class Publishing:
 
         Raises NoSpace.
         """
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None and opened.gone is not None:
             return
         record = self._namespace.record(ino)
@@ -161,15 +161,15 @@ class Publishing:
         if not opened.unfinished or opened.torn or opened.fd < 0:
             return None
         pool = self._pool
-        fate = pool.leases.processes.fate_of(tid)
+        fate = pool.rules.leases.processes.fate_of(tid)
         if fate is Fate.KILLED:
             opened.tear()
-            pool.open_notes.writing(opened)
+            pool.open.notes.writing(opened)
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
         opened.note_flushed(status.st_size, status.st_mtime_ns)
-        closer = pool.leases.processes.of(tid, now_s)
+        closer = pool.rules.leases.processes.of(tid, now_s)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
 
     def never_closed(self, opened: OpenInode, tid: int) -> Closing:
@@ -179,7 +179,7 @@ class Publishing:
         """
         pool, maker = self._pool, opened.maker
         fate = Fate.LIVES if tid > 0 else Fate.UNKNOWN
-        if not maker.is_one and not pool.leases.processes.is_kernel_thread(tid):
+        if not maker.is_one and not pool.rules.leases.processes.is_kernel_thread(tid):
             fate = Fate.UNKNOWN
         return Closing(tid, maker, fate, pool.monotonic_s(), -1, 0)
 
@@ -207,7 +207,7 @@ class Publishing:
                 record = record._replace(state=opened.before)
             opened.lose_name(record)
             opened.end(whole=False)
-            pool.open_notes.changed(opened)
+            pool.open.notes.changed(opened)
             return
         state = self._closed(opened, before, allocated_bytes, written=written)
         if state is State.GONE:
@@ -250,7 +250,7 @@ class Publishing:
         """Return the state of the block with *record* after its last writer's close."""
         state = opened.last_close(State(record.state), written=written)
         closes = record.state in UNFINISHED and state in (State.LEASED, State.SLAB)
-        if closes and self._pool.policies.of(record.parent).only_renamed:
+        if closes and self._pool.rules.policies.of(record.parent).only_renamed:
             return after(state, Event.WITHHOLD)  # it waits for its rename, however long
         due = state in LEASES and (written or state is not opened.before)
         # As if its maker had ended. But no orphan: it would go first, and its rename may follow.
@@ -261,11 +261,11 @@ class Publishing:
     def _gets_lease(self, record: InodeRecord, allocated_bytes: int) -> bool:
         """Whether the block with *record* belongs to its writer once it is closed."""
         pool = self._pool
-        if not pool.policies.of(record.parent).leases and not is_temporary(record.name):
+        if not pool.rules.policies.of(record.parent).leases and not is_temporary(record.name):
             return False
         if not allocated_bytes and pool.empty_names_too_many():
             return False
-        return pool.leases.shares.gives(record.uid, allocated_bytes)
+        return pool.rules.leases.shares.gives(record.uid, allocated_bytes)
 
     def _owned(
         self,
@@ -300,7 +300,7 @@ class Publishing:
         lasting = before.state not in UNFINISHED or not is_temporary(record.name)
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.write(Changed(opened.ino, before, record, Why.CLOSED))
-        pool.space.extra_bytes -= growth_bytes
+        pool.space.taken.extra_bytes -= growth_bytes
         opened.note_identity(lingers=False)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
@@ -308,7 +308,7 @@ class Publishing:
         self._namespace.lose(opened.ino)
         if opened.gone is not None:  # readers that have it open read what was written
             opened.lose_name(record._replace(ctime_ns=opened.gone.ctime_ns))
-            self._pool.open_notes.changed(opened)
+            self._pool.open.notes.changed(opened)
         self.torn += 1
 
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:

@@ -76,7 +76,7 @@ class Served:
         are read and written through this process, and can be evicted at any time.
         """
         pool = self._pool
-        bound_bytes = pool.settings.file_server_passthrough_max * pool.space.usable_bytes
+        bound_bytes = pool.settings.file_server_passthrough_max * pool.space.taken.usable_bytes
         return not opened.served_passing and (
             self.passing_bytes + opened.allocated_bytes > bound_bytes
         )
@@ -104,7 +104,7 @@ class Served:
 
     def keep_open(self, opened: OpenInode) -> None:
         """Keep *opened* open for a server, which emptied it by a handle and will write it."""
-        self._pool.open_inodes.enter(opened.ino, writer=True)
+        self._pool.open.inodes.enter(opened.ino, writer=True)
         opened.keep_open()
         opened.begin_flushes()
         self.opened(opened, writer=True, passing=False)
@@ -122,7 +122,7 @@ class Served:
         one transaction that must last, not two, as for a client that closes before it renames. If
         the rename is refused, the draft counts as not written for long: a later write is noticed.
         """
-        opened, record = self._pool.open_inodes.get(ino), self._pool.index.inode_or_miss(ino)
+        opened, record = self._pool.open.inodes.get(ino), self._pool.index.inode_or_miss(ino)
         if opened is None or record is None or opened.torn or record.state != State.DRAFT:
             return
         if is_temporary(record.name) and opened.writers == opened.served_writers > 0:
@@ -130,7 +130,7 @@ class Served:
 
     def renamed(self, ino: InodeNo) -> None:
         """Note the rename of *ino* by a server, after which no writer of the server's is left."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None and opened.served_writers:
             self._count_as_closed(opened)
 
@@ -141,7 +141,7 @@ class Served:
             if watched.due_s > now_s:
                 return
             del self._written[ino]
-            opened = self._pool.open_inodes.get(ino)
+            opened = self._pool.open.inodes.get(ino)
             if opened is None or not opened.served_writers or opened.fd < 0:
                 continue
             ctime_ns, idle_ns = self._idle(opened, watched)
@@ -183,7 +183,7 @@ class Served:
     def _count_as_closed(self, opened: OpenInode) -> None:
         """Count the servers' handles as readers'; if nobody else writes, publish. Atomic."""
         writers, handles = opened.quieten()
-        self._pool.open_inodes.add_readers(opened, handles)
+        self._pool.open.inodes.add_readers(opened, handles)
         for _ in range(writers):
             self._close_writer(opened)
         if not opened.writers:
@@ -194,7 +194,7 @@ class Served:
 
     def close(self) -> None:
         """Look for late writes, because the pool stops; errors are only logged."""
-        for opened in list(self._pool.open_inodes.values()):
+        for opened in list(self._pool.open.inodes.values()):
             try:
                 self.notice_late_write(opened)
             except (KvfsError, OSError) as error:
@@ -202,7 +202,7 @@ class Served:
 
     def notice_late_write_at(self, ino: InodeNo) -> None:
         """Call ``notice_late_write`` for inode *ino* if it is open. Raises what that raises."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None:
             self.notice_late_write(opened)
 
@@ -223,7 +223,7 @@ class Served:
             return
         longer = status.st_size > record.size_bytes
         opened.write_late()
-        pool.open_inodes.turn_writer(opened)
+        pool.open.inodes.turn_writer(opened)
         opened.note_hand(Hand(SERVER, 0), appends=False)
         try:
             if opened.fd < 0:
@@ -249,7 +249,7 @@ class Emptying:
         """
         if not present.size_bytes or present.state in HIDEABLE:
             return False
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is None:
             return True
         alone = not opened.writers or all(hand.maker == SERVER for hand in opened.hands)
@@ -275,7 +275,7 @@ class Emptying:
             change.write(Changed(ino, record, draft, Why.REOPENED))
         opened.empty()
         opened.belong_to(SERVER)
-        pool.open_notes.writing(opened)
+        pool.open.notes.writing(opened)
         # New bytes go to new disk blocks, which the device gets after the identity's removal.
         opened.note_identity(lingers=False)
         self._served.keep_open(opened)
@@ -288,4 +288,4 @@ class Emptying:
         if record is not None and not has_handles:
             self._allocator.choose_course(opened, record.parent)
         elif pool.kernel.writers_run_free and not opened.through_daemon:
-            pool.open_inodes.let_run(opened)  # an open inode stays on its data path
+            pool.open.inodes.let_run(opened)  # an open inode stays on its data path

@@ -19,10 +19,10 @@ from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.publishing import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
+from kvfs.pool.departures import REMOVED_KEPT_S
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.open.open_notes import UNTOLD, Living, LivingHandle, NotedClose
 from kvfs.pool.pool import Pool
-from kvfs.pool.space.recently_removed import REMOVED_KEPT_S
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TakenOver:
 
     def recall(self, living: Living, kept: set[InodeNo]) -> None:
         """Open what the *living* handles have open; *kept*: unfinished inodes. Raises OSError."""
-        pool, closes = self._pool, dict(self._pool.open_notes.all_closes())
+        pool, closes = self._pool, dict(self._pool.open.notes.all_closes())
         for ino in kept:
             record = pool.index.inode_or_miss(ino)
             if record is not None and record.state in _UNWHOLE | {State.SLAB}:
@@ -49,28 +49,28 @@ class TakenOver:
             self._open(ino, by_inode.get(ino, []), closes.get(ino, []))
         self._blocks.truncating.recall()
         self._recall_removed()
-        for ino in pool.open_notes.all_written() - pool.open_inodes.keys():
-            pool.open_notes.forget(ino)
+        for ino in pool.open.notes.all_written() - pool.open.inodes.keys():
+            pool.open.notes.forget(ino)
 
     def _open(self, ino: InodeNo, handles: list[LivingHandle], closes: list[NotedClose]) -> None:
         pool = self._pool
         noted = None
         record = pool.index.inode_or_miss(ino)
         if record is None:
-            noted = pool.open_notes.nameless(ino)
+            noted = pool.open.notes.nameless(ino)
             if noted is None and not handles:
                 return  # it is gone, and with it the doubt
         opened = OpenInode(ino)
         for handle in handles:
             for _ in range(handle.opens):
-                opened = pool.open_inodes.enter(ino, writer=handle.writer)
+                opened = pool.open.inodes.enter(ino, writer=handle.writer)
         for _ in closes:
-            opened = pool.open_inodes.enter(ino, writer=True)
+            opened = pool.open.inodes.enter(ino, writer=True)
         if record is None and noted is not None:
             record, attributes = noted
             opened.lose_name(record)
             opened.keep_attributes(attributes)
-            pool.space.extra_bytes += record.allocated_bytes
+            pool.space.taken.extra_bytes += record.allocated_bytes
         if record is None:
             opened.revoke()  # its record was lost: whatever is asked of it is ESTALE
             return
@@ -107,7 +107,7 @@ class TakenOver:
         pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))
         if state in UNFINISHED:
             opened.foresee(record.parent)
-        pool.open_notes.recall(opened, state)
+        pool.open.notes.recall(opened, state)
         opened.note_identity(lingers=state is State.REWRITE and record.size_bytes > 0)
         first = writers[0].maker if writers else Maker(record.maker_tgid, record.maker_birth)
         opened.belong_to(first)
@@ -123,25 +123,25 @@ class TakenOver:
         if not any(handle.passing for handle in writers):
             opened.must_ask()
         elif state in UNFINISHED:
-            pool.open_inodes.let_run(opened)
+            pool.open.inodes.let_run(opened)
 
     def _recall_removed(self) -> None:
         """Keep inodes that lost their name a moment ago, and erase those that lost it earlier."""
         pool, now_ns = self._pool, self._pool.clock_ns()
-        for ino in pool.open_notes.all_nameless():
-            if ino in pool.open_inodes:
+        for ino in pool.open.notes.all_nameless():
+            if ino in pool.open.inodes:
                 continue
-            noted = pool.open_notes.nameless(ino)
+            noted = pool.open.notes.nameless(ino)
             if noted is None or pool.index.knows(ino):
-                pool.open_notes.end(ino)
+                pool.open.notes.end(ino)
                 continue
             record = noted[0]
             if 0 <= now_ns - record.ctime_ns < REMOVED_KEPT_S * SECOND_NS:
-                pool.space.extra_bytes += record.allocated_bytes
-                pool.recently_removed.keep(ino, record, pool.monotonic_s())
+                pool.space.taken.extra_bytes += record.allocated_bytes
+                pool.departures.removed.keep(ino, record, pool.monotonic_s())
             else:
-                pool.open_notes.end(ino)
-                pool.identities.erase(ino, record)
+                pool.open.notes.end(ino)
+                pool.durable.identities.erase(ino, record)
 
 
 def close_all(pool: Pool, blocks: Blocks, *, all_closed: bool = False) -> bool:
@@ -156,7 +156,7 @@ def close_all(pool: Pool, blocks: Blocks, *, all_closed: bool = False) -> bool:
     closed = blocks.last_closes.forget_all()
     blocks.truncating.close()
     settled = True
-    for opened in list(pool.open_inodes.values()):
+    for opened in list(pool.open.inodes.values()):
         if opened.ino not in closed:
             if opened.kept_open or not (all_closed and opened.flushed):
                 opened.spoil()

@@ -71,13 +71,13 @@ class DurablePass:
     def __init__(self, pool: Pool, publishing: Publishing) -> None:
         self._pool = pool
         self._publishing = publishing
-        self._queue = pool.not_durable
-        self._attributes = pool.identities.attributes
+        self._queue = pool.durable.not_durable
+        self._attributes = pool.durable.identities.attributes
         self._sync = DeviceSync(
             pool.device.pool_fd,
             pool.syscalls,
             pool.device.fs_type,
-            pool.final_checksum,
+            pool.durable.final_checksum,
             pool.settings.checksum_share,
             lambda: pool.background.hand_over(self._collect),
         )
@@ -140,7 +140,7 @@ class DurablePass:
     def _is_busy(self, now_s: float) -> bool:
         """Whether clients store, or did a moment ago."""
         pool = self._pool
-        if pool.counters.sequence != self._seen or pool.open_inodes.written:
+        if pool.counters.sequence != self._seen or pool.open.inodes.written:
             self._seen, self._stored_s = pool.counters.sequence, now_s
         return now_s - self._stored_s < _HELD_S
 
@@ -164,12 +164,12 @@ class DurablePass:
     def _take(self, ino: InodeNo, waiting: Waiting) -> None:
         """Take *ino* into the batch, unless somebody may still write it. Atomic."""
         pool, queue = self._pool, self._queue
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         if opened is not None and opened.writers:
             queue.remove(ino)  # its last close publishes it
             return
         try:
-            fd = pool.final_bytes.open(ino)
+            fd = pool.durable.final_bytes.open(ino)
         except Damaged:
             queue.remove(ino)  # its next open finds the damage
             return
@@ -201,7 +201,7 @@ class DurablePass:
         if failed:
             _log.error("the device failed to flush: %s", done.flush_error)
             self.failures += 1
-            self._pool.syncs.failed = True  # the kernel reports it once
+            self._pool.durable.syncs.failed = True  # the kernel reports it once
             for block in batch:
                 self._put_back(block)
             self._flushing = []
@@ -252,7 +252,7 @@ class DurablePass:
             return
         if not self._queue.is_taken(ino, block.waiting):
             return  # written, published anew or removed since
-        record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
+        record, opened = pool.index.inode_or_miss(ino), pool.open.inodes.get(ino)
         writes = opened is not None and opened.writers
         if record is None or not carries_identity(record) or writes:
             self._queue.remove(ino)
@@ -261,7 +261,7 @@ class DurablePass:
             self._queue.put_back(ino)
             return
         try:
-            pool.identities.write_durable(
+            pool.durable.identities.write_durable(
                 ino,
                 record,
                 has_holes=synced.has_holes,
@@ -277,7 +277,7 @@ class DurablePass:
         self.unchecked += synced.content_crc is None
 
     def _close(self, block: _Block) -> None:
-        self._pool.final_bytes.close(block.ino, block.fd)
+        self._pool.durable.final_bytes.close(block.ino, block.fd)
 
     def _put_back(self, block: _Block) -> None:
         self._close(block)
@@ -368,7 +368,7 @@ class DurablePass:
 
     def checksum_counts(self) -> dict[str, Any]:
         """Return how many blocks got a checksum, and how many did not, for `kvfs status`."""
-        at_once = self._pool.final_bytes
+        at_once = self._pool.durable.final_bytes
         return {
             "made": self.checksums + at_once.checksums,
             "unchecked": self.unchecked + at_once.unchecked,

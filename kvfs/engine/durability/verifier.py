@@ -99,9 +99,14 @@ class Verifier:
     def _look(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what the identity of block *ino* says; None if it has none. Raises as begin."""
         pool = self._pool
-        record, opened = pool.index.inode_or_miss(ino), pool.open_inodes.get(ino)
+        record, opened = pool.index.inode_or_miss(ino), pool.open.inodes.get(ino)
         writes = opened is not None and opened.writers
-        if record is None or writes or ino in pool.not_durable or not carries_identity(record):
+        if (
+            record is None
+            or writes
+            or ino in pool.durable.not_durable
+            or not carries_identity(record)
+        ):
             return None
         if not stat.S_ISREG(record.mode):
             return None
@@ -223,7 +228,7 @@ class Verifier:
             else:
                 self.judge(read, verdict)
         pool = self._pool
-        if pool.counters.sequence != self._seen or pool.open_inodes.written:
+        if pool.counters.sequence != self._seen or pool.open.inodes.written:
             self._seen, self._stored_s = pool.counters.sequence, now_s
         if self._scrub.busy or now_s < self._next_s or now_s - self._stored_s < 1.0:
             return

@@ -90,12 +90,12 @@ class _Turns:
     def _let_go(self, batch: list[InodeNo]) -> None:
         self._reclaim.evict_these(batch, open_too=False, reason=Reason.NAMES)
         for ino in batch:
-            if ino in self._pool.heat:
+            if ino in self._pool.rules.heat:
                 self._victims.refuse(ino)
 
     def _replan(self, count: int) -> bool:
         if self._victims.takes_long:
-            count = max(count, len(self._pool.heat) // _PLAN_PART)
+            count = max(count, len(self._pool.rules.heat) // _PLAN_PART)
         count = min(count, _PLAN_MAX)
 
         def choose(columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -123,11 +123,11 @@ class Expiry:
 
     def run_due(self, now_s: float) -> None:
         """Go on with the present pass, or begin one that is due."""
-        ttl_s = self._pool.policies.shortest_ttl_s
+        ttl_s = self._pool.rules.policies.shortest_ttl_s
         if ttl_s is None or (now_s < self._due_s and ttl_s == self._paused_for_s):
             return
         now_ns = self._pool.age_ns()
-        stamp = self._pool.heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
+        stamp = self._pool.rules.heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
         if stamp is not None and self._go_on(stamp, now_ns):
             return
         self._row = 0
@@ -136,7 +136,7 @@ class Expiry:
 
     def _go_on(self, stamp: int, now_ns: int) -> bool:
         """Look at some rows that were touched before *stamp*; return whether some are left."""
-        columns = self._pool.heat.columns()
+        columns = self._pool.rules.heat.columns()
         rows = slice(self._row, self._row + _ROWS)
         is_old = (columns.ino[rows] != 0) & (columns.touched[rows] < stamp)
         found = np.flatnonzero(is_old & np.isin(columns.rank[rows], _RANKS)).tolist()
@@ -159,7 +159,7 @@ class Expiry:
         record = self._pool.index.inode_or_miss(ino)
         if record is None:
             return False
-        ttl_s = self._pool.policies.of(record.parent).ttl_s
+        ttl_s = self._pool.rules.policies.of(record.parent).ttl_s
         if ttl_s is None:
             return False
         return used_since(self._pool, ino, record, now_ns - int(ttl_s * SECOND_NS)) is False

@@ -39,12 +39,12 @@ class OverrunWatch:
     def run_due(self, now_s: float) -> None:
         """Check the drafts; stop some if they take more than the capacity."""
         pool = self._pool
-        written = pool.open_inodes.written
+        written = pool.open.inodes.written
         due = self._due()
         lacking = sum(self._growth.look(opened, now_s) for opened in due)
         kept = max((opened.outgrowing_bytes for opened in due), default=0)
-        pool.space.lacking_bytes = max(lacking, kept)
-        if written and pool.space.unclaimed_bytes < 0:
+        pool.space.taken.lacking_bytes = max(lacking, kept)
+        if written and pool.space.taken.unclaimed_bytes < 0:
             self._hold_the_bound()
 
     def look_at_closing(self, opened: OpenInode) -> None:
@@ -53,7 +53,7 @@ class OverrunWatch:
         Otherwise drafts closed between two ticks could leave the pool above its capacity.
         """
         self._growth.look(opened, self._pool.monotonic_s())
-        if self._pool.space.overstepped_bytes:
+        if self._pool.space.taken.overstepped_bytes:
             self._hold_the_bound()
 
     def look_at_removal(self, ino: InodeNo) -> None:
@@ -63,12 +63,12 @@ class OverrunWatch:
         is written, and while there is little space.
         """
         pool = self._pool
-        if not pool.kernel.writers_run_free or pool.space.unclaimed_bytes >= UNWATCHED_BYTES:
+        if not pool.kernel.writers_run_free or pool.space.taken.unclaimed_bytes >= UNWATCHED_BYTES:
             return
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in _GIVEN_UP or not is_temporary(record.name):
             return
-        usual_bytes = pool.ready.forecast.usual_bytes(record.parent)
+        usual_bytes = pool.open.ready.forecast.usual_bytes(record.parent)
         self.given_up += 0 < usual_bytes <= record.size_bytes
 
     def _hold_the_bound(self) -> None:
@@ -77,11 +77,11 @@ class OverrunWatch:
             self._allocator.require_space(0)
         except NoSpace:
             # No draft is stopped for what it may take next, which is a guess.
-            if pool.space.overstepped_bytes and not self._reclaim.hopeful:
-                self._stop_some(list(pool.open_inodes.written.values()))
+            if pool.space.taken.overstepped_bytes and not self._reclaim.hopeful:
+                self._stop_some(list(pool.open.inodes.written.values()))
 
     def _due(self) -> list[OpenInode]:
-        written = list(self._pool.open_inodes.written.values())
+        written = list(self._pool.open.inodes.written.values())
         if len(written) <= _LOOKS_A_TICK:
             return written
         start = self._skip % len(written)
@@ -90,7 +90,7 @@ class OverrunWatch:
 
     def _stop_some(self, written: list[OpenInode]) -> None:
         """Stop drafts, those that grew most first, until the pool is within its space."""
-        space = self._pool.space
+        space = self._pool.space.taken
         growing = [
             opened
             for opened in written
@@ -102,7 +102,7 @@ class OverrunWatch:
                 return
             _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
             opened.outrun()
-            self._pool.open_notes.writing(opened)
+            self._pool.open.notes.writing(opened)
             self.overruns += 1
             lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
             space.lacking_bytes -= min(space.lacking_bytes, lacking)

@@ -70,7 +70,7 @@ class Reclaim:
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
-        if self.planning or len(pool.unlink_queue):
+        if self.planning or len(pool.space.unlink_queue):
             return True
         if not self.all_known:
             return True
@@ -79,8 +79,8 @@ class Reclaim:
     def run_due(self, now_s: float) -> None:
         """Keep space free ahead of the writers."""
         short_bytes = self._pool.short_bytes(now_s)
-        if short_bytes > 0 and len(self._pool.recently_removed):
-            self._pool.recently_removed.give_way()
+        if short_bytes > 0 and len(self._pool.departures.removed):
+            self._pool.departures.removed.give_way()
             short_bytes = self._pool.short_bytes(now_s)
         if short_bytes > 0:
             self.evict(short_bytes, ahead=True)
@@ -95,8 +95,8 @@ class Reclaim:
         self._topping_up = False
         now_s = self._pool.monotonic_s()
         self.run_due(now_s)
-        self._pool.unlink_queue.hurry(self._pool.headroom.target_bytes(now_s))
-        self._pool.ready.fill()
+        self._pool.space.unlink_queue.hurry(self._pool.space.headroom.target_bytes(now_s))
+        self._pool.open.ready.fill()
 
     def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
         """Evict until *size_bytes* are being freed; return how many are.
@@ -105,7 +105,7 @@ class Reclaim:
         many names. If *ahead* of need, no block of more than twice the missing bytes is evicted.
         """
         count = rounds = 0
-        gone_bytes = self._pool.strays.give_way(size_bytes)  # before any block
+        gone_bytes = self._pool.space.strays.give_way(size_bytes)  # before any block
         self._name_again()
         while gone_bytes < size_bytes and count < CALL_MAX and rounds < _ROUNDS:
             batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
@@ -158,15 +158,15 @@ class Reclaim:
             opened.gone is not None
             and not opened.writers
             and since_ns < opened.gone.ctime_ns <= now_ns  # the clock may have been set back
-            for opened in self._pool.open_inodes.values()
+            for opened in self._pool.open.inodes.values()
         )
 
     @property
     def promised_bytes(self) -> int:
         """Bytes that are freed when the readers of blocks without a name close them."""
-        return self._pool.space.deleted_open_bytes + sum(
+        return self._pool.space.taken.deleted_open_bytes + sum(
             opened.allocated_bytes
-            for opened in self._pool.open_inodes.values()
+            for opened in self._pool.open.inodes.values()
             if opened.gone is not None and not opened.writers
         )
 
@@ -195,12 +195,12 @@ class Reclaim:
         There one plan covers all blocks: those left out of it would outlive younger ones.
         """
         pool = self._pool
-        if not self._used or len(pool.heat) > _PLAN_MAX:
+        if not self._used or len(pool.rules.heat) > _PLAN_MAX:
             return
         done = [
             ino
             for ino, read in self._used.items()
-            if read and ((opened := pool.open_inodes.get(ino)) is None or opened.is_revocable)
+            if read and ((opened := pool.open.inodes.get(ino)) is None or opened.is_revocable)
         ]
         for ino in done:
             del self._used[ino]
@@ -209,9 +209,9 @@ class Reclaim:
             self._victims.drop()
 
     def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return self._pool.heat.policy.victims(
+        return self._pool.rules.heat.policy.victims(
             columns,
-            bytes_wanted=self._pool.space.capacity_bytes,  # many of them may be in use
+            bytes_wanted=self._pool.space.taken.capacity_bytes,  # many of them may be in use
             count_max=_PLAN_MAX,
             ranks=EVICTABLE,
             but_not=but_not,
@@ -233,7 +233,7 @@ class Reclaim:
                 self.refusals += 1
                 self._victims.refuse(ino)
                 if used:
-                    self._used[ino] = ino in self._pool.open_inodes
+                    self._used[ino] = ino in self._pool.open.inodes
                 continue
             if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
                 self._victims.put_back(ino)
@@ -270,14 +270,14 @@ class Reclaim:
     def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
         """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         stays = opened is not None and not opened.is_revocable
         if stays:
             self._namespace.keep_removed(ino, record, now_ns)
         elif opened is None:
-            pool.identities.erase(ino, record)
+            pool.durable.identities.erase(ino, record)
         else:
-            pool.revoke(opened, record)
+            pool.departures.revoke(opened, record)
         pool.kernel.unnamed(ino)
         if opened is not None:
             pool.kernel.name_vanished(record.parent, record.name)

@@ -39,7 +39,7 @@ class Totals(NamedTuple):
 
 def statfs_totals(pool: Pool) -> Totals:
     """Return the pool's size and what is free. The totals do not change while mounted."""
-    space, counters = pool.space, pool.counters
+    space, counters = pool.space.taken, pool.counters
     inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
     taken = counters.blocks + counters.directories + counters.symlinks + counters.others
     return Totals(
@@ -52,22 +52,22 @@ def statfs_totals(pool: Pool) -> Totals:
 
 def kept_bytes(pool: Pool) -> int:
     """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
-    space = pool.space
-    used_bytes = space.used_bytes + space.deleted_open_bytes - pool.recently_removed.held_bytes
+    space = pool.space.taken
+    used_bytes = space.used_bytes + space.deleted_open_bytes - pool.departures.removed.held_bytes
     return min(used_bytes, space.capacity_bytes)
 
 
 def available_bytes(pool: Pool) -> int:
     """Return what clients can still store: what is free, and what would be evicted for it."""
-    bound_bytes = pool.space.bound_bytes
+    bound_bytes = pool.space.taken.bound_bytes
     free_bytes = max(0, bound_bytes - kept_bytes(pool))
     return min(bound_bytes, free_bytes + pool.evictable_bytes)
 
 
 def for_blocks_bytes(pool: Pool) -> int:
     """Return the bytes that blocks of a full pool hold: all but headroom and ready extents."""
-    headroom_bytes = pool.headroom.target_bytes(pool.monotonic_s())
-    return pool.space.bound_bytes - headroom_bytes - pool.space.ready_bytes
+    headroom_bytes = pool.space.headroom.target_bytes(pool.monotonic_s())
+    return pool.space.taken.bound_bytes - headroom_bytes - pool.space.taken.ready_bytes
 
 
 def state_totals(pool: Pool) -> StateTotals:
@@ -83,26 +83,29 @@ def state_totals(pool: Pool) -> StateTotals:
         row["blocks"] += blocks
         row["bytes"] += allocated_bytes
 
-    for state, (blocks, size_bytes) in pool.leases.totals.items():
+    for state, (blocks, size_bytes) in pool.rules.leases.totals.items():
         if blocks:
             count(state, size_bytes, blocks)
-    for ino, opened in pool.open_inodes.written.items():
-        if opened.gone is None and pool.leases.state_of(ino) is None:
+    for ino, opened in pool.open.inodes.written.items():
+        if opened.gone is None and pool.rules.leases.state_of(ino) is None:
             record = pool.index.inode_or_miss(ino)
             if record is not None and label(State(record.state)) != "published":
                 count(State(record.state), opened.allocated_bytes)
     elsewhere = sum(row["blocks"] for row in totals.values())
     held_bytes = sum(row["bytes"] for row in totals.values())
     gone = gone_totals(pool)
-    space, removed = pool.space, pool.recently_removed
+    space, removed = pool.space.taken, pool.departures.removed
     nameless_bytes = gone["bytes"] - space.deleted_open_bytes + removed.held_bytes
     totals["published"] = {
         "blocks": max(0, pool.counters.blocks - elsewhere),
-        "bytes": max(0, pool.space.used_bytes - held_bytes - nameless_bytes),
+        "bytes": max(0, pool.space.taken.used_bytes - held_bytes - nameless_bytes),
     }
     if gone["blocks"]:
         totals[label(State.GONE)] = gone
-    totals["preallocated"] = {"blocks": pool.ready.count, "bytes": pool.space.ready_bytes}
+    totals["preallocated"] = {
+        "blocks": pool.open.ready.count,
+        "bytes": pool.space.taken.ready_bytes,
+    }
     return totals
 
 
@@ -110,38 +113,38 @@ def gone_totals(pool: Pool) -> dict[str, int]:
     """Return blocks and bytes of what has lost its name and is still open or mapped."""
     gone = [
         opened.allocated_bytes
-        for opened in pool.open_inodes.values()
+        for opened in pool.open.inodes.values()
         if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
     ]
     return {
-        "blocks": len(gone) + pool.unlink_queue.lingering,
-        "bytes": sum(gone) + pool.space.deleted_open_bytes,
+        "blocks": len(gone) + pool.space.unlink_queue.lingering,
+        "bytes": sum(gone) + pool.space.taken.deleted_open_bytes,
     }
 
 
 def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[str, Any]:
     """Return the figures, in bytes and counts."""
-    space = pool.space
-    totals = pool.leases.totals
+    space = pool.space.taken
+    totals = pool.rules.leases.totals
     open_by = _open_by(pool)
-    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool.open_inodes, pool.heat)
+    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool.open.inodes, pool.rules.heat)
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
         "evictable_bytes": evictable_bytes,
         "leased_bytes": totals[State.LEASED][1],
         "largest_lease_holder": _lessee(pool),
-        "lease_max_bytes": pool.leases.shares.bound_bytes,
+        "lease_max_bytes": pool.rules.leases.shares.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
-        "pinned_bytes": pool.heat.held_bytes[Rank.KEPT],
+        "pinned_bytes": pool.rules.heat.held_bytes[Rank.KEPT],
         "open_bytes": sum(held["bytes"] for held in open_by.values()),
         "open_by": open_by,
         "pending_delete_bytes": space.pending_delete_bytes,
         "deleted_open_bytes": gone_totals(pool)["bytes"],
-        "headroom_bytes": pool.headroom.target_bytes(pool.monotonic_s()),
+        "headroom_bytes": pool.space.headroom.target_bytes(pool.monotonic_s()),
         "overcommitted_bytes": space.overcommitted_bytes,
         "eviction": {
-            "policy": pool.heat.policy.name,
+            "policy": pool.rules.heat.policy.name,
             "blocks": reclaim.evicted_blocks,
             "bytes": reclaim.evicted_bytes,
             "batches": reclaim.batches,
@@ -157,7 +160,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
 def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
     """Return who has files open: file servers alone, or processes of this machine as well."""
     held = {"processes": {"files": 0, "bytes": 0}, "file_servers": {"files": 0, "bytes": 0}}
-    for opened in pool.open_inodes.values():
+    for opened in pool.open.inodes.values():
         handles = opened.readers + opened.writers
         served = opened.served_readers + opened.served_writers
         row = held["file_servers" if served == handles else "processes"]
@@ -168,7 +171,7 @@ def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
 
 def _lessee(pool: Pool) -> dict[str, Any] | None:
     """Return the process with the most leases; pid 0 stands for all that cannot be watched."""
-    leases = pool.leases.shares
+    leases = pool.rules.leases.shares
     if (most := leases.most()) is None:
         return None
     return {
@@ -182,16 +185,16 @@ def _lessee(pool: Pool) -> dict[str, Any] | None:
 def holder(pool: Pool) -> tuple[str, int]:
     """Return the directory with the most bytes that cannot be evicted, and these, by a sample."""
     held: dict[InodeNo, int] = {}
-    some = islice(pool.leases.rows(), _LOOKED_AT_MAX)
+    some = islice(pool.rules.leases.rows(), _LOOKED_AT_MAX)
     inos: dict[InodeNo, int] = {ino: holding.allocated_bytes for ino, holding in some}
-    inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open_inodes.written.items())
+    inos.update((ino, opened.allocated_bytes) for ino, opened in pool.open.inodes.written.items())
     for ino, size_bytes in inos.items():
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         gone = opened.gone if opened is not None else None
         record = gone or pool.index.inode_or_miss(ino)
         if record is not None:
             held[record.parent] = held.get(record.parent, 0) + size_bytes
-    for ino, size_bytes in islice(pool.pins.rows(), _LOOKED_AT_MAX):
+    for ino, size_bytes in islice(pool.rules.pins.rows(), _LOOKED_AT_MAX):
         record = pool.index.inode_or_miss(ino)
         if record is not None:
             parent = ino if stat.S_ISDIR(record.mode) else record.parent

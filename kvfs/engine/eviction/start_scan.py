@@ -65,10 +65,10 @@ class StartScan:
     def count_pins_anew(self) -> None:
         """Count again what pinned directories hold: blocks came and went without a request."""
         pool = self._pool
-        for ino, _ in pool.pins.rows():
+        for ino, _ in pool.rules.pins.rows():
             record = pool.index.inode_or_miss(ino)
             if record is not None and stat.S_ISDIR(record.mode):
-                self._counts.append(pool.pins.recount(ino, record))
+                self._counts.append(pool.rules.pins.recount(ino, record))
         if self._stages:
             self._stages.append(self._count_pins)
         elif self._counts:
@@ -118,13 +118,13 @@ class StartScan:
             with contextlib.suppress(Damaged):
                 record, value = pool.index.inode(ino), unseal(key, raw)
                 if record is not None:
-                    pool.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
+                    pool.space.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
                     if name == PIN and value == b"1":
-                        self._counts.append(pool.pins.learn(ino, record))
+                        self._counts.append(pool.rules.pins.learn(ino, record))
                     elif name == TTL:
-                        pool.policies.note_ttl(value)
+                        pool.rules.policies.note_ttl(value)
             self._after = key
-        pool.node_shares.reach_attributes(parse_xattr_key(self._after)[0] if rows else _LAST)
+        pool.space.node_shares.reach_attributes(parse_xattr_key(self._after)[0] if rows else _LAST)
         return bool(rows)
 
     def _find_inodes(self) -> bool:
@@ -132,7 +132,7 @@ class StartScan:
         rank = () if self._pool.settings.read_only else (self._rank,)
         if self._each_inode(self._share, self._lease, *rank):
             return True
-        self._pool.node_shares.reach(_LAST)
+        self._pool.space.node_shares.reach(_LAST)
         return False
 
     def _rank_inodes(self) -> bool:
@@ -151,10 +151,10 @@ class StartScan:
     def _drop_unknown(self) -> bool:
         """Drop some rows of the heat that the index does not know."""
         pool = self._pool
-        rows = pool.heat.columns().ino[self._row : self._row + _STEP].tolist()
+        rows = pool.rules.heat.columns().ino[self._row : self._row + _STEP].tolist()
         for ino in rows:
             if ino and not pool.index.knows(InodeNo(ino)):
-                pool.heat.drop(InodeNo(ino))
+                pool.rules.heat.drop(InodeNo(ino))
         self._row += _STEP
         return bool(rows)
 
@@ -172,12 +172,12 @@ class StartScan:
     def _share(self, ino: InodeNo, record: InodeRecord) -> None:
         """Count what is never evicted, by user (node_bound.py)."""
         if record.state == State.NODE:
-            self._pool.node_shares.find(ino, record)
-        self._pool.node_shares.reach(ino)
+            self._pool.space.node_shares.find(ino, record)
+        self._pool.space.node_shares.reach(ino)
 
     def _lease(self, ino: InodeNo, record: InodeRecord) -> None:
         """Enter leased blocks, slabs and orphans."""
-        self._pool.leases.follow(Changed(ino, record, record, Why.FOUND))
+        self._pool.rules.leases.follow(Changed(ino, record, record, Why.FOUND))
 
     def _rank(self, ino: InodeNo, record: InodeRecord) -> None:
-        self._pool.ranks.follow(Changed(ino, record, record, Why.FOUND))
+        self._pool.rules.ranks.follow(Changed(ino, record, record, Why.FOUND))

@@ -55,33 +55,33 @@ def look_at(pool: Pool, ino: InodeNo) -> Eligibility:
     """Return whether block *ino* may be evicted now, and whether somebody has it open or mapped."""
     record = pool.index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode):
-        pool.heat.drop(ino)
+        pool.rules.heat.drop(ino)
         return _NO
     parent = pool.index.inode_or_miss(record.parent)
     if parent is None or not stat.S_ISDIR(parent.mode):
         # Its directory cannot be read, so the batch would fail. It stays until fsck repairs it.
-        pool.ranks.keep(ino, record)
+        pool.rules.ranks.keep(ino, record)
         return _NO
     why = obstacle(pool, ino, record, open_too=False)
     if why is None:
-        passing = pool.final_bytes.opened(ino) is not None
+        passing = pool.durable.final_bytes.opened(ino) is not None
         return Eligibility(record, used=passing, passing=passing)
-    opened = pool.open_inodes.get(ino)
+    opened = pool.open.inodes.get(ino)
     is_read = why == "mapped" or (opened is not None and not opened.writers)
     return Eligibility(record, used=True) if is_read and why in ("open", "mapped") else _NO
 
 
 def obstacle(pool: Pool, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> str | None:
     """Return in a word or two why the block with *record* may not be evicted; None if it may."""
-    policy = pool.policies.of(record.parent)
+    policy = pool.rules.policies.of(record.parent)
     if rank_of(record, policy.evict) is Rank.NEVER:
-        pool.ranks.enter(ino, record)
+        pool.rules.ranks.enter(ino, record)
         return label(State(record.state))
-    if (why := pool.ranks.why_kept(ino, policy)) is not None:
-        pool.ranks.enter(ino, record)  # the policy or pin may have been set just now
-        if pool.heat.held_as(ino, Rank.KEPT) is not None:
+    if (why := pool.rules.ranks.why_kept(ino, policy)) is not None:
+        pool.rules.ranks.enter(ino, record)  # the policy or pin may have been set just now
+        if pool.rules.heat.held_as(ino, Rank.KEPT) is not None:
             return why
-    opened = pool.open_inodes.get(ino)
+    opened = pool.open.inodes.get(ino)
     if opened is not None and not opened.is_revocable:
         return None if open_too and not opened.writers else "open"
     return None if open_too or not _is_mapped(pool, ino, opened) else "mapped"
@@ -92,7 +92,7 @@ def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     if opened is not None and opened.fd >= 0:
         fd: int | None = opened.fd
     else:
-        fd = pool.final_bytes.opened(ino)  # the pass that makes it durable is no user
+        fd = pool.durable.final_bytes.opened(ino)  # the pass that makes it durable is no user
     if fd is None:
         return pool.extents.is_used(ino)
     with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, since_ns: int) -> 
     unused_ns = pool.clock_ns() - max(record.atime_ns, record.mtime_ns, record.ctime_ns)
     if 0 <= unused_ns < pool.age_ns() - since_ns:
         return True
-    return pool.heat.used_since(ino, since_ns)
+    return pool.rules.heat.used_since(ino, since_ns)
 
 
 def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
@@ -167,11 +167,11 @@ class Victims:
     @property
     def takes_long(self) -> bool:
         """Whether a scan takes long, and runs in the thread."""
-        return len(self._pool.heat) > _INLINE_ROWS
+        return len(self._pool.rules.heat) > _INLINE_ROWS
 
     def next(self) -> InodeNo | None:
         """Take the next victim that was not used since the plan was made."""
-        touched = self._pool.heat.touched
+        touched = self._pool.rules.heat.touched
         while self._queue:
             ino = self._queue.popleft()
             if touched(ino) < self._stamp:
@@ -231,7 +231,7 @@ class Victims:
             self._forget_refused()
             self._refused_since_s = now_s
         self.drop()  # its victims are older than the new stamp
-        heat = self._pool.heat
+        heat = self._pool.rules.heat
         but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
         columns, self._stamp = heat.columns(), heat.stamp
         scan = functools.partial(choose, columns, but_not)

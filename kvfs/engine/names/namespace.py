@@ -67,7 +67,7 @@ class Namespace:
         self._proofs = proofs
         self._allocator = allocator
         self._promises = promises
-        self._identities = pool.identities
+        self._identities = pool.durable.identities
         #: Each inode's name before its last rename: clients may have looked it up by that one.
         self.former_names: Recent[InodeNo, Place] = Recent(FORMER_NAME)
 
@@ -102,7 +102,7 @@ class Namespace:
 
         Raises DeadInode. Raises Damaged once; the next lookup of the name finds nothing.
         """
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None and opened.gone is not None:
             opened.require_bytes()
             return opened.gone
@@ -151,7 +151,7 @@ class Namespace:
             raise NameTooLong(f"{len(name)} bytes")
         if name in (b".", b"..") or self._find(parent, name) is not None:
             raise Exists
-        self._pool.cache.looks.stored(parent, name, CREATE_LOOK_S)
+        self._pool.figures.looks.stored(parent, name, CREATE_LOOK_S)
         return directory_record(self._pool.index, parent)
 
     def make_node(
@@ -174,7 +174,7 @@ class Namespace:
         if stat.S_ISLNK(mode) and not 0 < len(target) <= TARGET_MAX_BYTES:
             raise NameTooLong(f"target of {len(target)} bytes")
         pool = self._pool
-        pool.cache.looks.made(parent, name)
+        pool.figures.looks.made(parent, name)
         # All checks come first, so that nothing is evicted for a request that is refused.
         self.require_free(parent, name)
         require_node(pool, uid if asks is None else asks)
@@ -242,8 +242,8 @@ class Namespace:
         """Keep *ino*, which the index has no more, for its handles, or without any for a moment."""
         pool = self._pool
         promised = self._promises.promised(ino, record)
-        opened = pool.open_inodes.get(ino)
-        pool.space.extra_bytes += record.allocated_bytes
+        opened = pool.open.inodes.get(ino)
+        pool.space.taken.extra_bytes += record.allocated_bytes
         if opened is not None:
             opened.lose_name(record._replace(ctime_ns=now_ns))
             if not opened.writers:
@@ -252,7 +252,7 @@ class Namespace:
                 # A reader may keep it for hours, and a power loss must not bring the name back.
                 self._identities.withdraw(ino)
         else:
-            pool.recently_removed.keep(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
+            pool.departures.removed.keep(ino, record._replace(ctime_ns=now_ns), pool.monotonic_s())
         if promised:
             self._promises.keep_promise(ino)
 
@@ -284,7 +284,7 @@ class Namespace:
             self._refuse_loop(ino, new_parent)
         replaced = self._find(new_parent, new_name)
         replaced_record: InodeRecord | None = None
-        pool.cache.looks.stored(new_parent, new_name, RENAME_LOOK_S)
+        pool.figures.looks.stored(new_parent, new_name, RENAME_LOOK_S)
         if replaced is not None:
             if not replace:
                 raise Exists
@@ -293,7 +293,7 @@ class Namespace:
             replaced_record = self.record(replaced)
             refuse_mismatch(record, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
-        opened = pool.open_inodes.get(ino)
+        opened = pool.open.inodes.get(ino)
         moved = renamed(pool, opened, record, who)
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         # Atomic: no checkpoint from here until the name is visible.
@@ -304,7 +304,7 @@ class Namespace:
             change.does(request, ino)
         if opened is not None and opened.writers:
             opened.move()
-            pool.open_notes.writing(opened)
+            pool.open.notes.writing(opened)
         follow(pool, self._allocator.room, self.former_names, move)
         if replaced is not None and replaced_record is not None:
             self.keep_removed(replaced, replaced_record, now_ns)

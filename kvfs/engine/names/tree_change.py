@@ -219,16 +219,16 @@ class TreeChange(PoolChange):
         for ino, record in self._directories.items():
             self.txn.put_inode(ino, record)
         for ino, record, attributes in self._gone:
-            if self._keeps or ino in self._tree.open_inodes:  # before the index forgets it
+            if self._keeps or ino in self._tree.open.inodes:  # before the index forgets it
                 gone = record._replace(ctime_ns=self._now_ns)
-                self._left[ino] = self._tree.open_notes.lose_name(ino, gone, attributes)
+                self._left[ino] = self._tree.open.notes.lose_name(ino, gone, attributes)
         super()._complete()
 
     def _learn(self) -> None:
         """Update memory. A removed inode that is open keeps its attributes there."""
         super()._learn()
         for ino, attributes in self._left.items():
-            if (opened := self._tree.open_inodes.get(ino)) is not None:
+            if (opened := self._tree.open.inodes.get(ino)) is not None:
                 opened.keep_attributes(attributes)
 
 
@@ -264,7 +264,7 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
     is_directory = stat.S_ISDIR(record.mode)
     if not is_directory and record.state not in UNFINISHED:
         return
-    left, inherited = (pool.policies.of(above) for above in (before.parent, record.parent))
+    left, inherited = (pool.rules.policies.of(above) for above in (before.parent, record.parent))
     if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:
         show_drafts_anew(pool)
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
@@ -274,7 +274,7 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
 
 def show_drafts_anew(pool: Pool) -> None:
     """Drop draft names from the kernel's cache, because it changed who may see them."""
-    for ino in pool.open_inodes.written:
+    for ino in pool.open.inodes.written:
         record = pool.index.inode_or_miss(ino)
         if record is not None and record.state in UNFINISHED:
             pool.kernel.name_vanished(record.parent, record.name)

@@ -92,9 +92,9 @@ class WriteBack:
         """Begin a look that is due, or act on one that has ended."""
         found = self._look.take()
         if (
-            self._pool.syncs.failed
+            self._pool.durable.syncs.failed
         ):  # a client's fsync got the error, and the kernel reports it once
-            self._pool.syncs.failed = False
+            self._pool.durable.syncs.failed = False
             found = WriteBackResult(self._pool.counters.sequence, OSError("fsync"))
         if found is not None:
             self._judge(found)
@@ -116,9 +116,9 @@ class WriteBack:
         found = self._look.take()
         if found is None or found.error is None:
             found = self._look_now(self._pool.counters.sequence)
-        if self._pool.syncs.failed and found.error is None:
+        if self._pool.durable.syncs.failed and found.error is None:
             found = found._replace(error=OSError("fsync"))
-        self._pool.syncs.failed = False
+        self._pool.durable.syncs.failed = False
         if found.error is not None:
             self._judge(found)
         try:
@@ -142,7 +142,7 @@ class WriteBack:
             return False
         if self._hinted:
             return since_s >= _HINTED_S
-        if self._seen == self._proven and not pool.open_inodes.written:
+        if self._seen == self._proven and not pool.open.inodes.written:
             return False
         if since_s >= _QUIET_S <= now_s - self._changed_s:
             return True
@@ -173,7 +173,7 @@ class WriteBack:
             "the device failed to write: %s; blocks stored since the last good check are dropped",
             found.error,
         )
-        for ino in list(self._pool.open_inodes.written):
+        for ino in list(self._pool.open.inodes.written):
             self._dismiss(ino)
         walking = self._upto is not None
         self._upto, self._after = self._pool.counters.sequence, b""
@@ -192,7 +192,7 @@ class WriteBack:
         for ino, record in parse_inodes(rows):
             if record is not None and self._is_suspect(ino, record):
                 self._dismiss(ino)
-        self._pool.recently_removed.give_way()  # they must not be opened any more
+        self._pool.departures.removed.give_way()  # they must not be opened any more
         if rows:
             self._after = rows[-1][0]
             return
@@ -211,7 +211,7 @@ class WriteBack:
 
     def _is_durable(self, ino: InodeNo) -> bool:
         """Whether the pass found the bytes of block *ino* on the device (engine/durability/)."""
-        if ino in self._pool.not_durable or ino in self._pool.open_inodes.written:
+        if ino in self._pool.durable.not_durable or ino in self._pool.open.inodes.written:
             return False
         with contextlib.suppress(Damaged):
             return self._pool.extents.identity(ino) is not None
@@ -233,7 +233,7 @@ class Unreadable:
         self._trial: Aside[list[InodeNo]] = Aside("kvfs-try-to-read")
         self._until_s = self._stamped_s = float("-inf")
         #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
-        self._older = self._newer = pool.heat.stamp
+        self._older = self._newer = pool.rules.heat.stamp
         #: Blocks open when the first line came, as their readers may go on for hours.
         self._open: list[InodeNo] = []
         self._ended = False
@@ -241,24 +241,24 @@ class Unreadable:
     def suspect(self, now_s: float) -> None:
         """Note that the kernel's log reports a failed read of the device."""
         if now_s >= self._until_s:
-            inodes = self._pool.open_inodes
+            inodes = self._pool.open.inodes
             self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
     def run_due(self, now_s: float) -> None:
         """Drop what the last trial could not read, and try what was used since."""
         for ino in self._trial.take() or ():
-            opened = self._pool.open_inodes.get(ino)
+            opened = self._pool.open.inodes.get(ino)
             if opened is not None and opened.writers:
                 continue  # its writer may write it again
             if self._publishing.dismiss_lost(ino):
                 _log.error("inode %#x dropped: the device cannot read it", ino)
-                self._pool.recently_removed.give_way()  # it must not be opened any more
+                self._pool.departures.removed.give_way()  # it must not be opened any more
         if now_s < self._until_s:
             if not self._trial.busy:
                 self._try_some()
         elif now_s - self._stamped_s >= _BEFORE_S:
-            self._older, self._newer = self._newer, self._pool.heat.stamp
+            self._older, self._newer = self._newer, self._pool.rules.heat.stamp
             self._stamped_s = now_s
 
     def close(self) -> None:
@@ -267,12 +267,12 @@ class Unreadable:
         self._trial.join()
 
     def _try_some(self) -> None:
-        columns = self._pool.heat.columns()
+        columns = self._pool.rules.heat.columns()
         used = np.flatnonzero(columns.touched >= self._older)
         used = used[np.argsort(columns.touched[used])][-_INODES_MAX:]
         inos = [*self._open, *(InodeNo(ino) for ino in columns.ino[used].tolist() if ino)]
         self._open = []
-        self._older = self._newer = self._pool.heat.stamp
+        self._older = self._newer = self._pool.rules.heat.stamp
         if inos:
             self._trial.start(lambda: [ino for ino in inos if self._fails(ino)])
 

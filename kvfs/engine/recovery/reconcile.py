@@ -122,14 +122,16 @@ class Reconcile:
         Called for inodes below ``below`` only.
         """
         doubt = self._doubt
-        if doubt is None or ino >= doubt.below or ino in self._pool.open_inodes:
+        if doubt is None or ino >= doubt.below or ino in self._pool.open.inodes:
             return True
         record = self._pool.index.inode_or_miss(ino)
         if record is not None and (record.sequence > doubt.sequence or not has_bytes(record)):
             return True
         if record is None and not self._pool.index.knows(ino):
             return True  # evicted or removed since it was found: its extent goes in a moment
-        if ino in self._pool.not_durable:  # a slab that this server opened, and nobody wrote
+        if (
+            ino in self._pool.durable.not_durable
+        ):  # a slab that this server opened, and nobody wrote
             return True
         return not self._settle(ino)
 

@@ -50,7 +50,7 @@ class Sweep:
         self._gaps = 0
         self._failed = False
         #: Whether the list was kept by the last server, so that its waiting attributes are in it.
-        self._is_known = pool.undurable_known
+        self._is_known = pool.durable.undurable_known
         #: When another search may begin after one that failed.
         self.rests_until_s = 0.0
         self.done = True
@@ -71,7 +71,7 @@ class Sweep:
 
     def _begin(self) -> None:
         self._searching, self.done, self._failed = True, False, False
-        self._gaps = self._pool.not_durable.gaps
+        self._gaps = self._pool.durable.not_durable.gaps
         self._pool.background.submit_long(self._search)
 
     def run_due(self) -> None:
@@ -82,21 +82,21 @@ class Sweep:
                 self._pool.background.submit_long(functools.partial(remove, ino))
                 self.removed += 1
         for _ in range(min(len(self._outdated), _RENEWED_A_TICK)):
-            if not self._pool.not_durable.has_room:
+            if not self._pool.durable.not_durable.has_room:
                 break
             ino = self._outdated.popleft()
             record = self._pool.index.inode_or_miss(ino)
-            if record is None or (self._is_known and ino in self._pool.not_durable):
+            if record is None or (self._is_known and ino in self._pool.durable.not_durable):
                 continue  # the pass writes its identity
-            self._pool.identities.write_missing(ino, record)
+            self._pool.durable.identities.write_missing(ino, record)
             self.renewed += 1
         if not self._searching and not self._outdated and not self._suspects:
             self.done = True
             if self._failed:
                 self.rests_until_s = self._pool.monotonic_s() + _FAILED_REST_S
-                self._pool.not_durable.failed_searches += 1
+                self._pool.durable.not_durable.failed_searches += 1
             else:
-                self._pool.not_durable.close_gaps(self._gaps)
+                self._pool.durable.not_durable.close_gaps(self._gaps)
             _log.info(
                 "sweep: %d strays removed or kept aside, %d identities", self.removed, self.renewed
             )
@@ -126,7 +126,7 @@ class Sweep:
             keep = functools.partial(self._keep, of_node=of_node)
             for number, ino in enumerate(files, 1):
                 if self._is_stray(ino):
-                    keeps = self._pool.strays.keeps
+                    keeps = self._pool.space.strays.keeps
                     keeps = keeps and is_identified(extents, ino, of_node=of_node)
                     self._suspects.append((ino, keep if keeps else remove))
                 if number % _STEP_FILES == 0:
@@ -143,7 +143,7 @@ class Sweep:
 
     def _keep(self, ino: InodeNo, *, of_node: bool) -> None:
         """Move a stray aside, in the thread; the loop counts it."""
-        strays = self._pool.strays
+        strays = self._pool.space.strays
         stray = strays.take(ino, self._pool.age_ns(), of_node=of_node)
         if stray is not None:
             self._pool.background.hand_over(lambda: strays.add(stray))
@@ -153,7 +153,7 @@ class Sweep:
         pool = self._pool
         if ino >= pool.numbers.first or pool.index.knows(ino):
             return False
-        return ino not in pool.open_inodes and ino not in pool.recently_removed
+        return ino not in pool.open.inodes and ino not in pool.departures.removed
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
         if ino >= self._below:

@@ -10,7 +10,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.rewrite.versions import DisplacedDrafts
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ready_extents import ReadyExtent
-from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import OpenParts
 from kvfs.storage.notes import Notes
 
 _AWAITED_NOTE: Final = b"rewrite/awaited"
@@ -29,9 +29,10 @@ def noted_awaited(notes: Notes) -> list[_Row]:
 class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
     """These inodes, oldest first, each with its extent, its deadline (s) and the OPEN's thread."""
 
-    def __init__(self, pool: Pool, displaced: DisplacedDrafts) -> None:
+    def __init__(self, notes: Notes, open_parts: OpenParts, displaced: DisplacedDrafts) -> None:
         super().__init__()
-        self._pool = pool
+        self._notes = notes
+        self._open = open_parts
         self.displaced = displaced
 
     def enter(self, extent: ReadyExtent, until_s: float, thread: int) -> None:
@@ -48,11 +49,11 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
     def _note(self) -> None:
         """Note all of them, for a server that takes the mount over."""
         rows = [(ino, extent.reserve_bytes, thread) for ino, (extent, _, thread) in self.items()]
-        self._pool.notes.put(_AWAITED_NOTE, rows)
+        self._notes.put(_AWAITED_NOTE, rows)
 
     def recall(self) -> list[_Row]:
         """Return what was noted."""
-        return noted_awaited(self._pool.notes)
+        return noted_awaited(self._notes)
 
     def promised(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Keep *ino*, which lost its name, if its OPEN is still to come; return whether it is."""
@@ -68,7 +69,7 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
 
     def keep_promise(self, ino: InodeNo) -> None:
         """Note that *ino* was kept, so that its OPEN will find it."""
-        promised = self._pool.open_inodes[ino]
+        promised = self._open.inodes[ino]
         promised.create()
         self.claim(promised)
 
@@ -78,7 +79,7 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
         # leaves no handle, and the next server awaits it again.
         extent, _, _ = self.pop(opened.ino)
         if opened.fd >= 0:
-            self._pool.ready.let_go(extent)  # a reader came first and has it open already
+            self._open.ready.let_go(extent)  # a reader came first and has it open already
         else:
             opened.take_extent(extent.fd, extent.backing_id)
         opened.hold(extent.reserve_bytes)

@@ -23,6 +23,9 @@ from kvfs.machine.file_locks import holders
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import OpenParts
+from kvfs.pool.rules.policies import Policies
+from kvfs.storage.syscalls import Syscalls
 
 #: How often, and for how many files each time, a lock of writers that met is looked for.
 _LOOK_S: Final = 1.0
@@ -32,15 +35,17 @@ _LOOKS_MAX: Final = 4
 class LockFiles:
     """The files of one pool that processes share while they are written."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, open_parts: OpenParts, policies: Policies, syscalls: Syscalls) -> None:
+        self._open = open_parts
+        self._policies = policies
+        self._syscalls = syscalls
         self._due_s = 0.0
 
     def may_be(self, record: InodeRecord) -> bool:
         """Whether it may be a lock file: not if each writer renames, or sees, only its own."""
         if is_temporary(record.name):
             return False
-        policy = self._pool.policies.of(record.parent)
+        policy = self._policies.of(record.parent)
         return not (policy.only_renamed or policy.hides_drafts)
 
     def found(self, opened: OpenInode, record: InodeRecord) -> Found:
@@ -56,7 +61,7 @@ class LockFiles:
     def size_bytes(self, opened: OpenInode, record: InodeRecord) -> int:
         """Return the present size; *record* may be older than what is being written."""
         if opened.writers and opened.fd >= 0:
-            return self._pool.syscalls.fstat(opened.fd).st_size
+            return self._syscalls.fstat(opened.fd).st_size
         return record.size_bytes
 
     def _is_locked(self, opened: OpenInode) -> bool:
@@ -65,32 +70,32 @@ class LockFiles:
             tgids = dict.fromkeys(hand.maker.tgid for hand in opened.hands if hand.maker.is_one)
             if holders(opened.ino, tgids).locked:
                 opened.see_lock()
-                self._pool.open_notes.writing(opened)
+                self._open.notes.writing(opened)
         return opened.locked
 
     def meet(self, opened: OpenInode) -> None:
         """Note that writers met: processes opened the empty file *opened*, each to write it."""
         opened.meet()
-        self._pool.open_notes.writing(opened)
+        self._open.notes.writing(opened)
 
     def part(self, opened: OpenInode) -> None:
         """Note that one of two writers of *opened* has closed it.
 
         If it is still empty, all bytes to come are the other one's.
         """
-        if opened.fd >= 0 and not self._pool.syscalls.fstat(opened.fd).st_size:
+        if opened.fd >= 0 and not self._syscalls.fstat(opened.fd).st_size:
             tgids = {hand.maker.tgid for hand in opened.hands if hand.maker.is_one}
             left = holders(opened.ino, tgids).tgids
             opened.keep_hands(left)
             opened.part()
-            self._pool.open_notes.writing(opened)
+            self._open.notes.writing(opened)
 
     def run_due(self, now_s: float) -> None:
         """Look for locks on some of the files that processes share."""
         if now_s < self._due_s:
             return
         self._due_s = now_s + _LOOK_S
-        due = [opened for opened in self._pool.open_inodes.written.values() if opened.mixes]
+        due = [opened for opened in self._open.inodes.written.values() if opened.mixes]
         for opened in due[:_LOOKS_MAX]:
             self._is_locked(opened)
 
@@ -121,7 +126,7 @@ class Findings:
             return self._found(ino, record, thread, maker)
         if self._displaced.is_promised(ino, thread):
             return Found.LOST
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is None:
             return Found.NOTHING
         kept = opened.stands_in or ino in self._displaced
@@ -133,8 +138,8 @@ class Findings:
     def names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
         """Return the names that a thread may have used for *ino*; none if they are not known."""
         if record is None:
-            opened = self._pool.open_inodes.get(ino)
-            record = self._pool.recently_removed.record(ino) if opened is None else opened.gone
+            opened = self._pool.open.inodes.get(ino)
+            record = self._pool.departures.removed.record(ino) if opened is None else opened.gone
         former = self._namespace.former_names.of(ino, self._pool.monotonic_s())
         present = None if record is None else (record.parent, record.name)
         return tuple(name for name in (present, former) if name is not None)
@@ -175,7 +180,7 @@ class Findings:
 
     def is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
         """Whether a process other than *maker* has *ino* open for writing."""
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         return opened is not None and opened.writers > 0 and opened.maker != maker
 
     def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
@@ -183,7 +188,7 @@ class Findings:
         awaited = self._awaited.get(ino)
         if awaited is not None and awaited[2] == thread:
             return Found.FREE
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if awaited is None and not self._due(opened, record, thread, maker):
             return Found.FREE
         renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
@@ -209,7 +214,7 @@ class Findings:
         """Return the kind of file *ino*, which loses its name to *taker*."""
         if ino in self._awaited:
             return Loser.FRESH
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if record.state in UNFINISHED:
             return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
         if record.state == State.UNRENAMED:

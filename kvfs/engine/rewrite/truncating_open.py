@@ -66,11 +66,11 @@ class ReadOn:
         """
         pool, held = self._pool, dict[int, int]()
         for ino, uid in list(self._owners.items()):
-            opened = pool.open_inodes.get(ino)
+            opened = pool.open.inodes.get(ino)
             if opened is not None and opened.gone is not None:
                 if opened.readers > own.get(opened, 0):
                     held[uid] = held.get(uid, 0) + opened.allocated_bytes
-            elif ino not in pool.recently_removed:  # which can be opened for a moment
+            elif ino not in pool.departures.removed:  # which can be opened for a moment
                 del self._owners[ino]
         return held
 
@@ -78,7 +78,7 @@ class ReadOn:
         """Whether all old versions hold more than they may, and *uid*'s more than an equal part."""
         held = self.held_bytes(own)
         pool = self._pool
-        bound_bytes = pool.settings.old_versions_share * pool.space.usable_bytes
+        bound_bytes = pool.settings.old_versions_share * pool.space.taken.usable_bytes
         return sum(held.values()) > bound_bytes and held.get(uid, 0) > bound_bytes / len(held)
 
 
@@ -97,7 +97,7 @@ class TruncatingOpens:
         self.displaced = awaited.displaced
         self.old = self.displaced.old
         self._read_on = ReadOn(pool)
-        self.lock_files = LockFiles(pool)
+        self.lock_files = LockFiles(pool.open, pool.rules.policies, pool.syscalls)
         self._findings = Findings(pool, namespace, awaited, self.lock_files)
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> Answer:
@@ -164,11 +164,11 @@ class TruncatingOpens:
         until_s = now_s + AWAITED.wait_s
         for ino, reserve_bytes, thread in self._awaited.recall():
             record = pool.index.inode_or_miss(ino)
-            if ino in pool.open_inodes.written or record is None or record.state not in UNFINISHED:
+            if ino in pool.open.inodes.written or record is None or record.state not in UNFINISHED:
                 continue  # its OPEN has come, or it was never made
             with contextlib.suppress(KvfsError, OSError):
-                extent = pool.ready.recall(ino, reserve_bytes)
-                pool.space.extra_bytes += extent.reserve_bytes
+                extent = pool.open.ready.recall(ino, reserve_bytes)
+                pool.space.taken.extra_bytes += extent.reserve_bytes
                 self._awaited[ino] = (extent, until_s, thread)  # it is noted already
 
     def looked_up(
@@ -218,7 +218,7 @@ class TruncatingOpens:
         pool = self._pool
         own = self._own_handles()
         hides = self._read_on.is_over(record.uid, own)
-        readers = pool.open_inodes.get(ino)
+        readers = pool.open.inodes.get(ino)
         if hides and readers is not None and readers.readers > own[readers]:
             raise NoSpace(f"user {record.uid}: too many old versions are read (old_versions_share)")
         attributes = {
@@ -245,13 +245,13 @@ class TruncatingOpens:
                 else:
                     change.link(extent.ino, fresh, attributes)
         except BaseException:
-            pool.ready.put_back(self._awaited.leave(extent.ino))
+            pool.open.ready.put_back(self._awaited.leave(extent.ino))
             raise
         if held:
             self._replaced(ino, record, extent.ino, maker, now_ns, hides=hides)
         else:
             self.old.keep_nothing(extent.ino)
-        pool.space.extra_bytes += extent.reserve_bytes
+        pool.space.taken.extra_bytes += extent.reserve_bytes
         return extent.ino
 
     def _replaced(
@@ -292,7 +292,7 @@ class TruncatingOpens:
 
         Then another process has renamed *who*'s draft, and the name belongs to another writer now.
         """
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._pool.open.inodes.get(ino)
         if opened is not None and opened.mixes:
             raise NotFound(f"inode {ino} is being written by several processes")
         if ino in self._awaited or (opened is not None and opened.unfinished and opened.writers):
@@ -343,10 +343,10 @@ class TruncatingOpens:
         """Drop the oldest fresh inode, which nobody has opened, and its name."""
         ino = next(iter(self._awaited))
         extent = self._awaited.leave(ino)
-        self._pool.space.extra_bytes -= extent.reserve_bytes
+        self._pool.space.taken.extra_bytes -= extent.reserve_bytes
         with contextlib.suppress(OSError):  # a reader may still have the extent
             self._pool.extents.trim(extent.fd, 0)
-        self._pool.ready.let_go(extent)
+        self._pool.open.ready.let_go(extent)
         if self._pool.index.inode_or_miss(ino) is not None:
             try:
                 self._namespace.lose(ino)

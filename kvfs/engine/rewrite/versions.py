@@ -24,8 +24,9 @@ from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.policies import Policies
 
 _OLD_NOTE: Final = b"rewrite/old"
 _DISPLACED_NOTE: Final = b"rewrite/displaced"
@@ -52,7 +53,7 @@ class OldVersions:
         if ino in self._kept:
             kept = self._kept.pop(ino)
         elif stands_in:
-            kept = self._pool.open_inodes.enter(ino, writer=False)
+            kept = self._pool.open.inodes.enter(ino, writer=False)
         else:
             return
         self._kept[draft] = kept
@@ -78,7 +79,7 @@ class OldVersions:
                 continue
             kept, pool = None, self._pool
             if ino and not pool.index.knows(ino):
-                kept = pool.open_notes.enter(pool.open_inodes, pool.space, ino)
+                kept = pool.open.notes.enter(pool.open.inodes, pool.space.taken, ino)
             if kept is not None:
                 kept.stand_in(draft)
             self._kept[draft] = kept
@@ -97,7 +98,7 @@ class OldVersions:
 
     def _let_go(self, opened: OpenInode) -> None:
         opened.stand_in(NO_INODE)
-        self._pool.leave(opened, writer=False)
+        self._pool.departures.leave(opened, writer=False)
 
     def end(self, draft: InodeNo) -> None:
         """Show *draft* itself from now on, because it is whole or has lost its name.
@@ -162,7 +163,7 @@ class DisplacedDrafts:
 
     def keep(self, ino: InodeNo, record: InodeRecord, thread: int) -> None:
         """Keep a draft that lost its name, for an OPEN of *thread* (0: none) or its rename."""
-        opened = self._pool.open_inodes.enter(ino, writer=False)
+        opened = self._pool.open.inodes.enter(ino, writer=False)
         if not opened.writers:
             opened.belong_to(Maker(record.maker_tgid, record.maker_birth))
             opened.hold(record.allocated_bytes)
@@ -187,7 +188,7 @@ class DisplacedDrafts:
             pool = self._pool
             if pool.index.knows(ino):
                 continue
-            opened = pool.open_notes.enter(pool.open_inodes, pool.space, ino)
+            opened = pool.open.notes.enter(pool.open.inodes, pool.space.taken, ino)
             if opened is None:
                 continue
             if not opened.writers:
@@ -238,7 +239,7 @@ class DisplacedDrafts:
             for displaced in reversed(self._kept.values())
             if displaced.name == name and displaced.parent == parent
         ]
-        present = self._pool.open_inodes.get(ino)
+        present = self._pool.open.inodes.get(ino)
         if not lost or not (awaited or (present is not None and present.unfinished)):
             return None
         finished = [
@@ -291,10 +292,10 @@ class DisplacedDrafts:
             change.does(request, opened.ino)
         opened.regain_name()
         self.old.stop_showing(opened)
-        pool.space.extra_bytes -= opened.allocated_bytes
+        pool.space.taken.extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
         self._note()
-        pool.leave(opened, writer=False)
+        pool.departures.leave(opened, writer=False)
         if replaced is not None and replaced_record is not None:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
@@ -310,7 +311,7 @@ class DisplacedDrafts:
             if not (displaced.opened.writers or displaced.opened.unfinished):
                 del self._kept[ino]
                 self._note()
-                self._pool.leave(displaced.opened, writer=False)
+                self._pool.departures.leave(displaced.opened, writer=False)
 
     def run_due(self, now_s: float) -> None:
         """Give up those that have waited too long."""
@@ -325,7 +326,7 @@ class DisplacedDrafts:
     def _forget_oldest(self) -> None:
         _, displaced = self._kept.popitem(last=False)
         self._note()
-        self._pool.leave(displaced.opened, writer=False)
+        self._pool.departures.leave(displaced.opened, writer=False)
 
 
 class Visibility:
@@ -335,8 +336,9 @@ class Visibility:
     nothing if a file server emptied it.
     """
 
-    def __init__(self, pool: Pool, old: OldVersions) -> None:
-        self._pool = pool
+    def __init__(self, inodes: OpenInodes, policies: Policies, old: OldVersions) -> None:
+        self._inodes = inodes
+        self._policies = policies
         self._old = old
 
     def seen(self, ino: InodeNo, record: InodeRecord, who: Maker) -> InodeNo | None:
@@ -355,14 +357,14 @@ class Visibility:
 
         The kernel was told to forget its name, but another program may still reach it.
         """
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._inodes.get(ino)
         if opened is None or not opened.emptied:
             return False
         served = opened.served_readers + opened.served_writers
         return opened.readers + opened.writers == served
 
     def _is_emptied(self, ino: InodeNo) -> bool:
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._inodes.get(ino)
         return opened is not None and opened.emptied
 
     def hidden(self, ino: InodeNo, record: InodeRecord, who: Maker) -> bool:
@@ -378,7 +380,7 @@ class Visibility:
         may be the writer, which must find the file to rename it. A file server, too, looks up what
         it has just made (FSAL VFS does at each CREATE), and its clients cannot be told apart.
         """
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._inodes.get(ino)
         if opened is not None and opened.met and who.is_one:
             return any(hand.maker == who for hand in opened.hands)
         maker = self._maker(ino, record)
@@ -388,7 +390,7 @@ class Visibility:
         """Whether only its maker may see the draft *record*, by its state or its directory."""
         if record.state == State.UNRENAMED:
             return True
-        return self._pool.policies.of(record.parent).hides_drafts
+        return self._policies.of(record.parent).hides_drafts
 
     def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
         """Whether the kernel may cache the name; a draft's name can be taken by another writer.
@@ -400,7 +402,7 @@ class Visibility:
         return just_created and not self.is_private(record)
 
     def _maker(self, ino: InodeNo, record: InodeRecord) -> Maker:
-        opened = self._pool.open_inodes.get(ino)
+        opened = self._inodes.get(ino)
         if opened is not None and opened.writers:
             return opened.maker
         return Maker(record.maker_tgid, record.maker_birth)

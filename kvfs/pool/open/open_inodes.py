@@ -145,7 +145,7 @@ class NameLoss:
         self.stands_in = draft
 
     def require_bytes(self) -> None:
-        """Raise DeadInode if its bytes were taken away while it is open (``Pool.revoke``)."""
+        """Raise DeadInode if its bytes were taken away while it is open (departures.py)."""
         if self.revoked:
             raise DeadInode(f"inode {self.ino} was evicted")
 

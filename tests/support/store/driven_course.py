@@ -30,30 +30,30 @@ class Course:
     tick = At(lambda engine: engine.run_due)
     evict = At(lambda engine: engine.evict)
     evict_by_command = At(lambda engine: engine.reclaim.evict_these)
-    open_final = At(lambda engine: engine.pool.final_bytes.open)
-    close_final = At(lambda engine: engine.pool.final_bytes.close)
+    open_final = At(lambda engine: engine.pool.durable.final_bytes.open)
+    close_final = At(lambda engine: engine.pool.durable.final_bytes.close)
     evict_used = At(lambda engine: engine.reclaim.evict_used)
     evict_names = At(lambda engine: engine.name_eviction.run_due)
     settle_closes = At(lambda engine: engine.blocks.settle)
     search_anew = At(lambda engine: engine.reclaim.search_anew)
     require_space = At(lambda engine: engine.allocator.require_space)
-    look_at_device = At(lambda engine: engine.pool.device_room.look)
+    look_at_device = At(lambda engine: engine.pool.space.device_room.look)
     rank_anew = At(lambda engine: engine.start_scan.rank_anew)
     sweep_anew = At(lambda engine: engine.sweep.start)
     sweep_on = At(lambda engine: engine.sweep.run_due)
 
     def checkpoint_due(self) -> None:
         """Let the next tick begin a checkpoint."""
-        self.engine.pool.checkpoints._tried_s = float("-inf")
+        self.engine.pool.durable.checkpoints._tried_s = float("-inf")
 
     def checkpoint_never_due(self) -> None:
         """Let no checkpoint begin because time passed, until the next one."""
-        self.engine.pool.checkpoints._tried_s = float("inf")
+        self.engine.pool.durable.checkpoints._tried_s = float("inf")
 
-    erase_removed = At(lambda engine: engine.pool.recently_removed.give_way)
-    save_heat = At(lambda engine: engine.pool.heat.save)
-    tick_heat = At(lambda engine: engine.pool.heat.tick)
-    touch = At(lambda engine: engine.pool.heat.touch)
+    erase_removed = At(lambda engine: engine.pool.departures.removed.give_way)
+    save_heat = At(lambda engine: engine.pool.rules.heat.save)
+    tick_heat = At(lambda engine: engine.pool.rules.heat.tick)
+    touch = At(lambda engine: engine.pool.rules.heat.touch)
     #: Nobody comes for what waits for an OPEN.
     end_second_tries = At(lambda engine: engine.blocks.truncating.close)
     lose_maker = At(lambda engine: engine.blocks.lease_ends.end)
@@ -71,7 +71,7 @@ class Course:
     hurry = At(lambda engine: engine.pool.background.hurry)
     drain = At(lambda engine: engine.pool.background.drain)
     begin_jobs = At(lambda engine: engine.pool.background.tick)
-    unlink_now = At(lambda engine: engine.pool.unlink_queue.hurry)
+    unlink_now = At(lambda engine: engine.pool.space.unlink_queue.hurry)
 
     def run_all(self) -> None:
         """Do the short jobs: the walks after a start, too."""
@@ -81,7 +81,7 @@ class Course:
     # ---- what reaches the device ----
 
     commit = At(lambda engine: engine.pool.index.settle)
-    sync_device = At(lambda engine: engine.pool.syncs.written)
+    sync_device = At(lambda engine: engine.pool.durable.syncs.written)
 
     def compare(self, ino: InodeNo) -> bool | None:
         """Compare block *ino* with its checksum; None if it has none. False: it is gone now."""
@@ -164,18 +164,18 @@ class Course:
 
     def end_leases(self, now_s: float) -> None:
         """End the leases that are over at *now_s*."""
-        self.engine.pool.leases.tick(now_s, self.engine.blocks.lease_ends.end)
+        self.engine.pool.rules.leases.tick(now_s, self.engine.blocks.lease_ends.end)
 
     # ---- who is there ----
 
     def watch_processes(self, processes: P) -> P:
         """Ask *processes* who lives from now on; return them."""
-        self.engine.pool.leases.processes = processes
+        self.engine.pool.rules.leases.processes = processes
         return processes
 
     def maker_of(self, pid: int) -> Maker:
         """Return the process that *pid* is now."""
-        return self.engine.pool.leases.processes.of(pid, self.now_s())
+        return self.engine.pool.rules.leases.processes.of(pid, self.now_s())
 
     def let_writers_run(self, *, free: bool = True) -> None:
         """Whether the kernel writes past the server, as passthrough lets it."""
@@ -183,7 +183,7 @@ class Course:
 
     def let_run(self, opened: OpenInode) -> None:
         """Let the writers of *opened* take any amount until somebody looks."""
-        self.engine.pool.open_inodes.let_run(opened)
+        self.engine.pool.open.inodes.let_run(opened)
 
     # ---- bounds and settings ----
 
@@ -194,25 +194,25 @@ class Course:
 
     def bound_space(self, capacity_bytes: int, bound_bytes: int) -> None:
         """Let the capacity be this, and what the device can really hold that."""
-        space = self.engine.pool.space
+        space = self.engine.pool.space.taken
         space.capacity_bytes, space.bound_bytes = capacity_bytes, bound_bytes
 
     def bound_leases(self, most_bytes: int) -> None:
         """Let leases keep so much, of a pool as large."""
-        self.engine.pool.leases.shares = LeaseShares(lambda: most_bytes, lambda: most_bytes)
+        self.engine.pool.rules.leases.shares = LeaseShares(lambda: most_bytes, lambda: most_bytes)
 
     def take_space(self, size_bytes: int) -> None:
         """Count so much more as held by what is open."""
-        self.engine.pool.space.extra_bytes += size_bytes
+        self.engine.pool.space.taken.extra_bytes += size_bytes
 
     def pledge_all(self) -> None:
         """Let writes in flight have a claim on all that is free."""
-        space = self.engine.pool.space
+        space = self.engine.pool.space.taken
         space.pledged_bytes = space.unclaimed_bytes
 
     def expect_growth(self, size_bytes: int) -> None:
         """Believe that drafts will take so much."""
-        self.engine.pool.space.lacking_bytes = size_bytes
+        self.engine.pool.space.taken.lacking_bytes = size_bytes
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account for what an extent holds that was changed past the server."""

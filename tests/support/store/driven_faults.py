@@ -82,7 +82,7 @@ class Faults:
     grow_index = At(lambda engine: engine.pool.index.preallocate)
     #: Read from the index again what it has parsed: it keeps so many rows.
     forget_parsed = At(lambda engine: engine.pool.index._records.clear)
-    forget_policies = At(lambda engine: engine.pool.policies.clear)
+    forget_policies = At(lambda engine: engine.pool.rules.policies.clear)
     identify_node = At(lambda engine: engine.pool.extents.identify_node)
 
     #: Take the identity of a block from its extent, and let nobody notice.
@@ -102,7 +102,7 @@ class Faults:
         pool = self.engine.pool
         record = pool.index.inode(ino)
         assert record is not None
-        pool.identities.write_durable(ino, record, has_holes=False)
+        pool.durable.identities.write_durable(ino, record, has_holes=False)
 
     def find_outdated(self, ino: InodeNo) -> None:
         """Let the sweep have found that the identity of *ino* is to be written, and not do it."""
@@ -126,11 +126,11 @@ class Faults:
 
     def fail_saving(self, patch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
         """Let *call* stand for the chore that saves the heat."""
-        patch.setattr(self.engine.pool.heat, "save_due", call)
+        patch.setattr(self.engine.pool.rules.heat, "save_due", call)
 
     def fill_device(self, patch: pytest.MonkeyPatch) -> None:
         """Let others have taken all that was free on the device."""
-        patch.setattr(self.engine.pool.device_room, "_free_bytes", lambda: 0)
+        patch.setattr(self.engine.pool.space.device_room, "_free_bytes", lambda: 0)
 
     def note_calls(self, patch: pytest.MonkeyPatch, what: str, call: Callable[..., Any]) -> None:
         """Let *call* hear of each call of *what*, one of those below, before it is made."""
@@ -154,4 +154,4 @@ class Faults:
 
     def let_all_live(self, patch: pytest.MonkeyPatch) -> None:
         """Let no process have ended."""
-        patch.setattr(self.engine.pool.leases.processes, "lives", lambda _: True)
+        patch.setattr(self.engine.pool.rules.leases.processes, "lives", lambda _: True)

@@ -55,17 +55,17 @@ class Looks:
     #: Whether somebody who waits for room may hope, and whether on those who read.
     hopeful = At(lambda engine: engine.reclaim.hopeful)
     awaits_users = At(lambda engine: engine.reclaim.awaits_users)
-    pinned_bytes = At(lambda engine: engine.pool.pins.pinned_bytes)
-    pins = At(lambda engine: engine.pool.pins.rows)
+    pinned_bytes = At(lambda engine: engine.pool.rules.pins.pinned_bytes)
+    pins = At(lambda engine: engine.pool.rules.pins.rows)
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
-    node_bytes = At(lambda engine: engine.pool.node_shares.held_bytes)
-    usual_bytes = At(lambda engine: engine.pool.ready.forecast.usual_bytes)
+    node_bytes = At(lambda engine: engine.pool.space.node_shares.held_bytes)
+    usual_bytes = At(lambda engine: engine.pool.open.ready.forecast.usual_bytes)
 
     @property
     def space(self) -> SpaceNow:
         """What is taken now."""
-        space = self.engine.pool.space
+        space = self.engine.pool.space.taken
         return SpaceNow(*(getattr(space, name) for name in SpaceNow._fields))
 
     # ---- what is done ----
@@ -84,22 +84,22 @@ class Looks:
 
     def opened(self, ino: InodeNo) -> OpenInode:
         """Return *ino*'s row in the table of what is open. Raises KeyError."""
-        return self.engine.pool.open_inodes[ino]
+        return self.engine.pool.open.inodes[ino]
 
     @property
     def open_inos(self) -> set[InodeNo]:
         """Return what is open."""
-        return set(self.engine.pool.open_inodes)
+        return set(self.engine.pool.open.inodes)
 
     @property
     def parked(self) -> dict[InodeNo, OpenInode]:
         """Return what keeps a backing id with no handle open."""
-        return dict(self.engine.pool.open_inodes.parked)
+        return dict(self.engine.pool.open.inodes.parked)
 
     @property
     def runners(self) -> dict[InodeNo, OpenInode]:
         """Return the drafts that may take any amount until somebody looks, the next one first."""
-        return dict(self.engine.pool.open_inodes.runners)
+        return dict(self.engine.pool.open.inodes.runners)
 
     #: Who was refused an OPEN with O_TRUNC, and may come again.
     second_tries = At(lambda engine: engine.blocks.truncating.refusals)
@@ -110,20 +110,20 @@ class Looks:
     # ---- leases, policies, heat ----
 
     #: Who lives: what the test gave (``watch_processes``).
-    processes = At(lambda engine: engine.pool.leases.processes)
-    lease_state = At(lambda engine: engine.pool.leases.state_of)
+    processes = At(lambda engine: engine.pool.rules.leases.processes)
+    lease_state = At(lambda engine: engine.pool.rules.leases.state_of)
     #: By time: when each was used last.
-    timed_leases = At(lambda engine: engine.pool.leases._timed)
-    lessee = At(lambda engine: engine.pool.leases.shares.most)
-    lease_shares_bytes = At(lambda engine: engine.pool.leases.shares.held_bytes)
-    policy = At(lambda engine: engine.pool.policies.of)
-    touched = At(lambda engine: engine.pool.heat.touched)
-    ranked = At(lambda engine: engine.pool.heat.__contains__)
-    ranked_count = At(lambda engine: engine.pool.heat.__len__)
+    timed_leases = At(lambda engine: engine.pool.rules.leases._timed)
+    lessee = At(lambda engine: engine.pool.rules.leases.shares.most)
+    lease_shares_bytes = At(lambda engine: engine.pool.rules.leases.shares.held_bytes)
+    policy = At(lambda engine: engine.pool.rules.policies.of)
+    touched = At(lambda engine: engine.pool.rules.heat.touched)
+    ranked = At(lambda engine: engine.pool.rules.heat.__contains__)
+    ranked_count = At(lambda engine: engine.pool.rules.heat.__len__)
 
     def heat(self) -> dict[InodeNo, HeatRow]:
         """Return all that may be evicted, or is known to stay."""
-        columns = self.engine.pool.heat.columns()
+        columns = self.engine.pool.rules.heat.columns()
         rows = zip(columns.ino, columns.rank, columns.touched, columns.touches, strict=True)
         return {
             InodeNo(int(ino)): HeatRow(Rank(int(rank)), int(touched), int(touches))
@@ -133,11 +133,11 @@ class Looks:
 
     def held_bytes(self, rank: Rank) -> int:
         """Return what blocks of *rank* hold."""
-        return self.engine.pool.heat.held_bytes[rank]
+        return self.engine.pool.rules.heat.held_bytes[rank]
 
     def is_kept(self, ino: InodeNo) -> bool:
         """Whether a pin or a policy keeps *ino* from eviction."""
-        return self.engine.pool.heat.held_as(ino, Rank.KEPT) is not None
+        return self.engine.pool.rules.heat.held_as(ino, Rank.KEPT) is not None
 
     def obstacle(self, ino: InodeNo) -> object:
         """Return what keeps *ino* from eviction, None if nothing does."""
@@ -186,11 +186,11 @@ class Looks:
     #: What lies on the device: the extents, and the files that say what a node is.
     extent_inos = At(lambda engine: engine.pool.extents.scan)
     node_inos = At(lambda engine: engine.pool.extents.scan_nodes)
-    was_identified = At(lambda engine: engine.pool.identities.was_identified)
+    was_identified = At(lambda engine: engine.pool.durable.identities.was_identified)
 
     #: Whether the identity of an inode is written once its bytes are durable; and how many wait.
-    is_listed = At(lambda engine: engine.pool.not_durable.__contains__)
-    listed = At(lambda engine: engine.pool.not_durable.__len__)
+    is_listed = At(lambda engine: engine.pool.durable.not_durable.__contains__)
+    listed = At(lambda engine: engine.pool.durable.not_durable.__len__)
     #: What is durable, or shall be: a moment, and whether it has come.
     #: Whether it is compared with its checksum at its next open.
     is_doubted = At(lambda engine: engine.verifier.is_due)
@@ -199,7 +199,7 @@ class Looks:
 
     def ready(self) -> Iterator[tuple[InodeNo, int]]:
         """Yield the ready extents, and what each holds."""
-        for queue in self.engine.pool.ready._queues.values():
+        for queue in self.engine.pool.open.ready._queues.values():
             for extent in queue:
                 yield extent.ino, extent.reserve_bytes
 
@@ -209,13 +209,13 @@ class Looks:
         """Return the removed blocks that are open."""
         return {
             ino
-            for ino, opened in self.engine.pool.open_inodes.items()
+            for ino, opened in self.engine.pool.open.inodes.items()
             if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
         }
 
     def removed_lately(self) -> set[InodeNo]:
         """Return the blocks that are kept for a moment after their names went."""
-        kept = self.engine.pool.recently_removed._removed
+        kept = self.engine.pool.departures.removed._removed
         return {ino for ino, each in kept.items() if stat.S_ISREG(each.record.mode)}
 
     def walk(self, match: str | None) -> tuple[set[InodeNo], int]:
@@ -234,17 +234,19 @@ class Looks:
         pool = self.engine.pool
         blocks = {ino: each for ino, each in self.records().items() if stat.S_ISREG(each.mode)}
         recorded_bytes = sum(record.allocated_bytes for record in blocks.values())
-        assert pool.counters.used_bytes == pool.space.recorded_bytes == recorded_bytes
+        assert pool.counters.used_bytes == pool.space.taken.recorded_bytes == recorded_bytes
         assert pool.counters.blocks == len(blocks)
         assert pool.index.counters() == pool.counters
-        assert pool.space.used_bytes == sum(held_bytes.values())
-        unlink_queue = pool.unlink_queue
+        assert pool.space.taken.used_bytes == sum(held_bytes.values())
+        unlink_queue = pool.space.unlink_queue
         for counted_bytes, held_back in (
-            (pool.space.pending_delete_bytes, unlink_queue._waiting),
-            (pool.space.deleted_open_bytes, unlink_queue._lingering),
+            (pool.space.taken.pending_delete_bytes, unlink_queue._waiting),
+            (pool.space.taken.deleted_open_bytes, unlink_queue._lingering),
         ):
             assert counted_bytes == sum(departure.size_bytes for departure in held_back)
-        assert pool.space.pledged_bytes == 0
-        assert pool.space.ready_bytes == sum(size_bytes for _, size_bytes in self.ready())
-        coming = pool.ready._coming.items()
-        assert pool.ready._coming_bytes == sum(size_bytes * count for size_bytes, count in coming)
+        assert pool.space.taken.pledged_bytes == 0
+        assert pool.space.taken.ready_bytes == sum(size_bytes for _, size_bytes in self.ready())
+        coming = pool.open.ready._coming.items()
+        assert pool.open.ready._coming_bytes == sum(
+            size_bytes * count for size_bytes, count in coming
+        )

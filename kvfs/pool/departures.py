@@ -1,0 +1,175 @@
+"""Inodes whose last handle is closed, and those that lost their name a moment ago.
+
+The last close closes the extent. An inode without a name is erased then: its files go, and what
+says that they are there.
+
+But another client may replace a name between a LOOKUP and its OPEN. A local file system then opens
+the old file. On kvfs the OPEN would find a dead inode, and the kernel retries only once. So a
+removed inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvfs.core.lifecycle import SETTLED, UNFINISHED
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.pool.durable.identities import Identities
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.open_notes import OpenNotes
+from kvfs.pool.open.ports import Kernel
+from kvfs.pool.space.space import Space
+from kvfs.storage.index import Index
+from kvfs.storage.syscalls import Syscalls
+
+#: A LOOKUP and its OPEN are microseconds apart, or perhaps 100 ms if CPU is short.
+REMOVED_KEPT_S: Final = 1.0
+#: Most inodes that are kept; if there are more, the oldest are erased.
+REMOVED_MAX: Final = 4096
+#: The share of the capacity that removed blocks may keep.
+_SHARE: Final = 1 / 64
+
+
+class _Removed(NamedTuple):
+    record: InodeRecord
+    due_s: float
+
+
+class RecentlyRemoved:
+    """Recently removed inodes, oldest first; their bytes count as used until they are erased."""
+
+    def __init__(self, space: Space, erase: Callable[[InodeNo, InodeRecord], None]) -> None:
+        self._space = space
+        self._erase = erase
+        self._removed: OrderedDict[InodeNo, _Removed] = OrderedDict()
+        self._held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._removed)
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        return ino in self._removed
+
+    def keep(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
+        """Keep *ino* with *record*. The caller has added its bytes to ``Space.extra_bytes``."""
+        self._removed[ino] = _Removed(record, now_s + REMOVED_KEPT_S)
+        self._held_bytes += record.allocated_bytes
+        bound_bytes = self._space.capacity_bytes * _SHARE
+        while self._removed and (
+            len(self._removed) > REMOVED_MAX or self._held_bytes > bound_bytes
+        ):
+            self._erase_oldest()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are freed as soon as they are needed."""
+        return self._held_bytes
+
+    def record(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino* if it was removed a moment ago."""
+        removed = self._removed.get(ino)
+        return None if removed is None else removed.record
+
+    def take_back(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino*, and stop keeping it: it is open now. None if not kept."""
+        removed = self._removed.pop(ino, None)
+        if removed is None:
+            return None
+        self._held_bytes -= removed.record.allocated_bytes
+        return removed.record
+
+    def tick(self, now_s: float) -> None:
+        """Erase inodes whose time is over."""
+        while self._removed and next(iter(self._removed.values())).due_s <= now_s:
+            self._erase_oldest()
+
+    def give_way(self) -> None:
+        """Erase all, because their space is needed or the pool stops."""
+        while self._removed:
+            self._erase_oldest()
+
+    def _erase_oldest(self) -> None:
+        ino, removed = self._removed.popitem(last=False)
+        self._held_bytes -= removed.record.allocated_bytes
+        self._space.extra_bytes -= removed.record.allocated_bytes
+        self._erase(ino, removed.record)
+
+
+class Departures:
+    """Counts handles that are closed, and carries out what the last close means."""
+
+    def __init__(
+        self,
+        index: Index,
+        space: Space,
+        inodes: OpenInodes,
+        notes: OpenNotes,
+        unfinished: set[InodeNo],
+        identities: Identities,
+        kernel: Kernel,
+        syscalls: Syscalls,
+        clock_ns: Callable[[], int],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        """*unfinished* is the pool's set of drafts and rewritten blocks."""
+        self._index = index
+        self._space = space
+        self._inodes = inodes
+        self._notes = notes
+        self._unfinished = unfinished
+        self._identities = identities
+        self._kernel = kernel
+        self._syscalls = syscalls
+        self._clock_ns = clock_ns
+        self._monotonic_s = monotonic_s
+        self.removed: Final = RecentlyRemoved(space, self._erase)
+
+    def leave(self, opened: OpenInode, *, writer: bool) -> None:
+        """Count one handle less. The last closes the extent, and unlinks it if it has no name."""
+        last = self._inodes.leave(opened, writer=writer)
+        if not opened.writers and self._notes.has_notes(opened.ino):
+            self._notes.written(opened)
+        if not last:
+            return
+        if opened.ino in self._unfinished and not self._is_draft(opened):
+            self._unfinished.discard(opened.ino)  # the next change writes it to the index
+        self._kernel.freed(opened)
+        opened.close_extent(self._syscalls)
+        if opened.gone is not None and not opened.revoked:
+            self._erase_or_keep(opened, opened.gone)
+
+    def revoke(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Give back the bytes of *opened*, which is revocable and has lost its name. Atomic.
+
+        Its handles stay until the file servers close them.
+        """
+        opened.lose_name(record)
+        opened.revoke()
+        opened.hold(0)
+        opened.close_extent(self._syscalls)
+        self._kernel.freed(opened)
+        self._erase(opened.ino, record)
+
+    def _erase(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Remove the files of *ino*, which has no name and will not be opened any more."""
+        self._notes.end(ino)
+        self._identities.erase(ino, record)
+
+    def _is_draft(self, opened: OpenInode) -> bool:
+        """Whether *opened* is a draft whose writer is still to open it (truncating_open.py)."""
+        record = None if opened.gone is not None else self._index.inode_or_miss(opened.ino)
+        return record is not None and record.state in UNFINISHED
+
+    def _erase_or_keep(self, opened: OpenInode, record: InodeRecord) -> None:
+        """Erase an inode that is no longer open, or keep it for a moment if it just lost its name.
+
+        The OPEN of an earlier LOOKUP may still come; after two dead inodes open(2) fails (ESTALE).
+        """
+        age_s = (self._clock_ns() - record.ctime_ns) / SECOND_NS
+        if record.state in SETTLED and not opened.torn and 0 <= age_s < REMOVED_KEPT_S:
+            record = record._replace(allocated_bytes=opened.allocated_bytes)
+            self.removed.keep(opened.ino, record, self._monotonic_s())
+            return
+        self._space.extra_bytes -= opened.allocated_bytes
+        record = record._replace(allocated_bytes=opened.allocated_bytes)
+        self._erase(opened.ino, record)

@@ -1,0 +1,69 @@
+"""The parts of a pool, in groups by idea. pool.py makes them; others take a group, or a part."""
+
+from dataclasses import dataclass
+
+from kvfs.core.headroom import Headroom
+from kvfs.core.node_bound import NodeShares
+from kvfs.pool.durable.checkpoints import Checkpoints
+from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
+from kvfs.pool.durable.identities import Identities
+from kvfs.pool.durable.not_durable import NotDurable
+from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.pool.open.open_notes import OpenNotes
+from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.rules.leases import Leases
+from kvfs.pool.rules.policies import Policies
+from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
+from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
+from kvfs.storage.extent_checksum import FinalChecksum
+from kvfs.storage.heat import Heat
+from kvfs.storage.undurable_table import UndurableTable
+
+
+@dataclass(frozen=True)
+class SpaceParts:
+    """What counts space, and what gives it back."""
+
+    taken: Space
+    headroom: Headroom
+    bounds: StayBounds
+    device_room: DeviceRoom
+    node_shares: NodeShares
+    unlink_queue: UnlinkQueue
+    strays: Strays
+
+
+@dataclass(frozen=True)
+class OpenParts:
+    """What is open, and what drafts begin with."""
+
+    inodes: OpenInodes
+    notes: OpenNotes
+    ready: ReadyExtents
+
+
+@dataclass(frozen=True)
+class RuleParts:
+    """What may stay, and for how long."""
+
+    policies: Policies
+    pins: Pins
+    leases: Leases
+    heat: Heat
+    ranks: Ranks
+
+
+@dataclass(frozen=True)
+class DurableParts:
+    """What the device does not have yet, and how it gets there."""
+
+    not_durable: NotDurable
+    identities: Identities
+    final_checksum: FinalChecksum
+    final_bytes: FinalBytes
+    syncs: PoolSync
+    checkpoints: Checkpoints
+    undurable: UndurableTable
+    #: Whether the last server kept ``undurable``: RUN is still the file that it wrote.
+    undurable_known: bool
