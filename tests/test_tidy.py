@@ -111,6 +111,31 @@ class Part:
         handle.opened.readers += 1
         opened.torn = not opened.gone
 """
+#: Settings that are declared are a list: its length hides nothing. What is worked out counts.
+DECLARED: Final = """
+@dataclass
+class Settings:
+    \"\"\"Some.\"\"\"
+
+    plain_s: float = setting(
+        2 * MINUTE_S,
+        "a reason",
+        choices=("off", "on"),
+        low=-1,
+    )
+    part: float = share(0.5, "another")
+    table: dict[str, str] = setting_table("a third")
+"""
+WORKED_OUT: Final = """
+    made: float = setting(
+        (lambda: 1.0)(),
+        "a reason",
+    )
+    other: float = field(default=1.0)
+
+    def method(self) -> float:
+        return self.plain_s
+"""
 #: A file that is shorter than this many lines earns its name by so many importers.
 FRAGMENT_END_LINES: Final = 40
 FRAGMENT_IMPORTERS: Final = 3
@@ -278,6 +303,17 @@ def test_files_and_functions_are_short(path: Path) -> None:
     for function in functions_of(path):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= FUNCTION_MAX_LINES, f"{shown(path)}: {function.name}: {length} lines"
+
+
+def test_declared_settings_are_free_and_code_beside_them_counts(tmp_path: Path) -> None:
+    declared, both = tmp_path / "declared.py", tmp_path / "both.py"
+    declared.write_text(DECLARED)
+    both.write_text(DECLARED + WORKED_OUT)
+    assert code_lines_of(declared) == 2
+    assert code_lines_of(both) == 2 + 7
+    outside = tmp_path / "outside.py"
+    outside.write_text('plain_s: float = setting(2.0, "no class")\n')
+    assert code_lines_of(outside) == 1
 
 
 def test_no_file_is_a_fragment() -> None:

@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
-from kvfs.core.checksum_settings import ChecksumSettings
-from kvfs.core.index_settings import IndexSettings
-from kvfs.core.report_settings import ReportSettings
 from kvfs.core.setting_values import (
     converted,
     default_of,
     setting,
     setting_table,
+    share,
     show,
     table_of,
 )
-from kvfs.core.share_settings import ShareSettings
-from kvfs.core.sizes import MIB
+from kvfs.core.sizes import GIB, KIB, MIB, TIB
 from kvfs.core.types import CAPACITY_MIN_BYTES
 
 _ID_MAX: Final = 2**32 - 2  # (uid_t)-1 means "leave it" to chown(2)
@@ -43,7 +40,7 @@ RELOADABLE: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(IndexSettings):
+class Settings:
     """The settings of one mount; ``None`` and the empty text mean "not set"."""
 
     source: str = setting("", "must be given: a block device, an image file or a directory")
@@ -259,6 +256,183 @@ class Settings(IndexSettings):
         60.0, "a server that hangs so long is killed; 0: never", unit="s", low=0, high=3600
     )
 
+    # ---- the index, and what attributes may take of it ----
+
+    index_map_bytes: int = setting(
+        64 * GIB,
+        "address space only; a name takes some 550 bytes, and if it is full blocks are evicted",
+        unit="bytes",
+        low=16 * MIB,
+        high=16 * TIB,
+    )
+    index_preallocate_bytes: int = setting(
+        64 * MIB,
+        "allocated ahead of use, because deletes need space in the index even on a full disk",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    checkpoint_s: float = setting(
+        30.0,
+        "a power loss then costs seconds, not a rebuild; each writes what changed since; 0: none",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
+    xattr_value_max_bytes: int = setting(
+        4 * KIB,
+        "user xattrs live in the index, which is for names",
+        unit="bytes",
+        low=0,
+        high=64 * KIB,
+    )
+    xattr_total_max_bytes: int = setting(
+        16 * KIB,
+        "per inode, names and values together: the index is for names",
+        unit="bytes",
+        low=0,
+        high=1024 * KIB,
+    )
+
+    # ---- checksums, and files that are kept aside ----
+
+    checksum_share: float = setting(
+        0.1,
+        "largest share of a core for checksums of what was stored; blocks beyond it get none",
+        unit="share",
+        low=0,
+        high=1,
+    )
+    checksum_stop_s: float = setting(
+        2.0,
+        "how long a stop may go on making checksums of what it makes durable; the rest gets none",
+        unit="s",
+        low=0,
+        high=600,
+    )
+    verify: str = setting(
+        "doubtful",
+        "blocks of before a power loss are compared with their checksum at their first open; open: "
+        "all blocks of before the start, and what is not in the page cache is read for its "
+        "checksum; scrub: also all others, again and again, and those without a checksum get one; "
+        "off: none",
+        choices=("off", "doubtful", "open", "scrub"),
+    )
+    scrub_bytes_per_s: int = setting(
+        32 * MIB,
+        "a terabyte in nine hours; only while clients do not store",
+        unit="bytes",
+        low=MIB,
+        high=64 * GIB,
+    )
+    quarantine_files_max: int = setting(
+        16, "blocks with wrong bytes that are kept for a look; 0: none", low=0, high=1024
+    )
+    quarantine_bytes: int = setting(
+        256 * MIB,
+        "largest sum of their sizes: they take room from blocks",
+        unit="bytes",
+        low=0,
+        high=64 * GIB,
+    )
+    stray_grace_s: float = setting(
+        86_400.0,
+        "a day: files without a name after an unclean start wait, if nobody needs their room",
+        unit="s",
+        low=0,
+        high=31_536_000,
+    )
+    strays_max: int = setting(
+        65_536,
+        "such files at once, 200 B each; for one more the oldest goes",
+        low=0,
+        high=10_000_000,
+    )
+
+    # ---- shares of the pool: how much of it one use may take from all others ----
+
+    lease_max: float = share(
+        0.92,
+        "of the capacity under leases: connectors with an index keep 90 %, others need the rest",
+    )
+    pin_share: float = share(
+        0.5, "of the capacity kept by pins and evict=never: the rest must be evictable"
+    )
+    length_share: float = share(
+        0.5,
+        "of the capacity for open files that were set to a length, until they are written: a store "
+        "through a mapping that finds no space ends its process",
+    )
+    old_versions_share: float = share(
+        0.25,
+        "of the capacity for old versions of rewritten blocks that are still read: beyond it the "
+        "rewriter gets ENOSPC, and others do not",
+    )
+    ready_share: float = setting(
+        0.05,
+        "largest share of the capacity in extents that nobody has written yet",
+        unit="share",
+        low=0,
+        high=0.5,
+    )
+    file_server_passthrough_max: float = share(
+        0.5, "of the capacity that servers may have open on passthrough, where no eviction frees it"
+    )
+    directory_reserve_share: float = setting(
+        0.05,
+        "share of the parent file system that a directory source leaves to others",
+        unit="share",
+        low=0,
+        high=0.9,
+    )
+    directory_reserve_bytes: int = setting(
+        10 * GIB,
+        "upper limit of directory_reserve_share on a large file system",
+        unit="bytes",
+        low=0,
+        high=1024 * TIB,
+    )
+
+    # ---- log, metrics and events ----
+
+    log_file: str = setting("", "not set: syslog or the journal, else /var/log/kvfs/NAME.log")
+    log_level: str = setting(
+        "info",
+        "starts, stops and refusals are worth a line each; requests are not",
+        choices=("debug", "info", "warning", "error", "off"),
+    )
+    log_lines_per_minute: int = setting(
+        20, "of each kind, so that a repeated error does not fill the journal", low=1, high=60_000
+    )
+
+    metrics_socket_mode: int = setting(
+        0o666,
+        "for every user of the host: metrics hold counts and paths, and no block data",
+        unit="octal",
+        low=0o600,
+        high=0o666,
+    )
+    metrics_port: int | None = setting(
+        None,
+        "not set: only the socket /run/kvfs/NAME.metrics; a port of 127.0.0.1 for scrapers that "
+        "know no sockets",
+        low=1,
+        high=65_535,
+    )
+    metrics_textfile: str = setting(
+        "", "not set; a path that ends in .prom, where node_exporter's textfile collector looks"
+    )
+    metrics_textfile_s: float = setting(
+        15.0, "interval of that file: as often as scrapers usually ask", unit="s", low=1, high=3600
+    )
+    events_socket_mode: int = setting(
+        0o600,
+        "for root and the server's own user: events hold names of blocks, which tell what is asked",
+        unit="octal",
+        low=0o600,
+        high=0o666,
+    )
+
     @classmethod
     def from_toml(
         cls, text: str, overrides: Mapping[str, object] | None = None, *, origin: str = "settings"
@@ -295,12 +469,4 @@ class Settings(IndexSettings):
         ]
 
 
-#: The parts of ``Settings`` in other files; their settings are shown last.
-_PARTS: Final = (ReportSettings, ShareSettings, ChecksumSettings, IndexSettings)
-_FIELDS: Final[dict[str, Field[Any]]] = {
-    declared.name: declared
-    for declared in sorted(
-        fields(Settings),
-        key=lambda one: [one.name in part.__dataclass_fields__ for part in _PARTS],
-    )
-}
+_FIELDS: Final[dict[str, Field[Any]]] = {declared.name: declared for declared in fields(Settings)}

@@ -133,9 +133,29 @@ _NO_CODE: Final = frozenset(
 )
 
 
+#: What declares a setting: a name with its default, its reason and its bounds, and no code.
+_DECLARES: Final = frozenset({"setting", "setting_table", "share"})
+_DATA: Final = (ast.BinOp, ast.Constant, ast.Name, ast.Tuple, ast.UnaryOp)
+_OF_DATA: Final = (ast.expr_context, ast.operator, ast.unaryop)
+
+
+def is_declaration(node: ast.stmt) -> bool:
+    """Whether *node*, of a class body, declares a setting, from plain data only."""
+    if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Call):
+        return False
+    made = node.value
+    if not isinstance(made.func, ast.Name) or made.func.id not in _DECLARES:
+        return False
+    given = [*made.args, *(keyword.value for keyword in made.keywords)]
+    return all(isinstance(one, _DATA + _OF_DATA) for each in given for one in ast.walk(each))
+
+
 @cache
 def code_lines_of(path: Path) -> int:
-    """Return the number of lines that hold code: blank lines, comments and docstrings are free."""
+    """Return the number of lines that hold code.
+
+    Blank lines, comments, docstrings and the settings that a class declares are free.
+    """
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     code = {
         number
@@ -146,8 +166,15 @@ def code_lines_of(path: Path) -> int:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node):
             told = node.body[0]
-            code -= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
+            code -= _lines(told)
+        if isinstance(node, ast.ClassDef):
+            for declared in filter(is_declaration, node.body):
+                code -= _lines(declared)
     return len(code)
+
+
+def _lines(node: ast.stmt) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
 def tracked_texts() -> Iterator[tuple[str, str]]:
