@@ -26,9 +26,8 @@ from kvfs.cli.parser import add_verb
 from kvfs.client.servers import ServerAnswer, answers_and_dead, mountpoint_behind
 from kvfs.client.subprocesses import program_again
 from kvfs.core.errors import NotMounted, UsageError
-from kvfs.core.hidden_names import HiddenNames, names_in
 from kvfs.core.mount_name import config_path, log_path
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import HiddenNames, names_in, printable
 from kvfs.core.sizes import format_size
 from kvfs.machine.mount_table import resolve_mountpoint
 

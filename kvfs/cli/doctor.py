@@ -20,7 +20,7 @@ from kvfs.client.servers import (
 )
 from kvfs.core.errors import CommandError, NotMounted, NotRoot, SeriousFindings, ServeFailed
 from kvfs.core.mount_name import name_of, socket_path
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
 from kvfs.machine.mount_table import kvfs_at, resolve_mountpoint
 

@@ -10,7 +10,7 @@ from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.client.nfs.squash import KINDS
 from kvfs.core.errors import UsageError
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

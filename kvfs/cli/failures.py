@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from kvfs.core.errors import CommandError, KvfsError, NotRoot, UsageError
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 
 #: EX_SOFTWARE of sysexits.h: a bug in kvfs.
 INTERNAL_ERROR_EXIT = 70

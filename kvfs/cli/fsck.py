@@ -16,7 +16,7 @@ from kvfs.cli.follow import follow, progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull, WrongBytes
 from kvfs.core.pool_layout import QUARANTINE, STRAYS
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size
 from kvfs.machine.process_limits import require_file_size, require_open_files
 

@@ -11,7 +11,7 @@ from kvfs.cli.follow import follow, reasons
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import LINE_MAX_BYTES, ask
 from kvfs.core.errors import UsageError
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:

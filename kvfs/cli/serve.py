@@ -31,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 _SERVERS: Final = (
     "kvfs.devices",
     "kvfs.engine.recovery.rebuild",
-    "kvfs.machine.connection_holders",
+    "kvfs.machine.file_holders",
     "kvfs.storage.index_map",
     "mount.control.supervision",
     "mount.process.logs",

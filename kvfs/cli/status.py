@@ -11,7 +11,7 @@ from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, table_lines
 from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.core.errors import NotMounted
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import format_size, shown_rate
 from kvfs.machine.mount_table import kvfs_at
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvfs.cli.tables import Column, headed, shown_time, table_lines
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import format_size, shown_rate
 
 #: Headings; under each the keys of its figures, with their names for a reader.

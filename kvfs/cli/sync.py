@@ -10,7 +10,7 @@ from kvfs.cli.arguments import OnMount, locate
 from kvfs.cli.follow import ASK_S, progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ServerGone, ask
-from kvfs.core.errors import NotDurable, ServeFailed
+from kvfs.core.errors import ServeFailed, SyncedTooLittle
 from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"{blocks}, {format_size(wanted['bytes'])} had to be written; {took_s:.1f} s")
     sys.stdout.flush()
     if not left["done"]:
-        raise NotDurable(
+        raise SyncedTooLittle(
             f"{count_of(left['blocks'], 'block')} not durable after {args.timeout:g} s"
         )
     if left["held_blocks"]:
-        raise NotDurable(
+        raise SyncedTooLittle(
             f"{count_of(left['held_blocks'], 'block')} not durable: a process has them mapped or "
             "open and may still write them"
         )

@@ -28,7 +28,7 @@ from kvfs.client.servers import answers_and_dead, complaint, status_of
 from kvfs.core.cache_rates import Rates, busiest, rates
 from kvfs.core.errors import NotMounted, NotRoot, UsageError
 from kvfs.core.mount_name import events_path, name_of
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import format_size, shown_rate
 from kvfs.machine.mount_table import resolve_mountpoint
 

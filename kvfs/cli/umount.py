@@ -35,8 +35,14 @@ from kvfs.core.errors import (
 )
 from kvfs.core.mount_name import config_path, name_of
 from kvfs.core.settings import Settings
-from kvfs.machine.mount_table import FS_TYPE, mount_at, resolve_mountpoint, unmount
-from kvfs.machine.mounted_elsewhere import note_of, where_in_use
+from kvfs.machine.mount_table import (
+    FS_TYPE,
+    mount_at,
+    note_of,
+    resolve_mountpoint,
+    unmount,
+    where_in_use,
+)
 from kvfs.machine.mountpoint_guard import unguard
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from kvfs.cli.follow import progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ask
 from kvfs.core.errors import PathMissing, UsageError
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size
 from kvfs.machine.hardware import available_memory_bytes
 from kvfs.machine.mount_table import FS_TYPE, mounts

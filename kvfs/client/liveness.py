@@ -50,7 +50,7 @@ def held_up_server(mountpoint: str) -> int:
 
     For one without a control socket: a successor took that over, was killed as well, and has ended.
     """
-    from kvfs.machine.connection_holders import held_up_by
+    from kvfs.machine.file_holders import held_up_by
     from kvfs.machine.mount_table import kvfs_at
 
     present = kvfs_at(mountpoint)

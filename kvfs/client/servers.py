@@ -26,9 +26,8 @@ from kvfs.core.mount_name import (
     name_of,
     socket_path,
 )
-from kvfs.core.printable import printable
-from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, resolve_mountpoint
-from kvfs.machine.mounted_elsewhere import note_of
+from kvfs.core.shown_names import printable
+from kvfs.machine.mount_table import FS_TYPE, Mount, kvfs_at, mounts, note_of, resolve_mountpoint
 
 #: A server answers within milliseconds. One that takes longer than this hangs.
 _ANSWER_WAIT_S: Final = 5.0

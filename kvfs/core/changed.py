@@ -1,22 +1,44 @@
-"""What a change of the pool did to one inode, as a value.
+"""What a change of the pool did to one inode, and why, as a value.
 
 A change hands these to its followers once it is committed (kvfs/pool/pool_change.py): tables in
 memory, identities, figures. So no caller has to update a table by hand.
 """
 
-import enum
 from collections.abc import Mapping
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvfs.core.eviction_reason import Reason
+from kvfs.core.lifecycle import State
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 
 Attributes = Mapping[bytes, bytes]
 NO_ATTRIBUTES: Final[Attributes] = MappingProxyType({})
 
 
-class Why(enum.IntEnum):
+class Reason(StrEnum):
+    """What asked for an eviction, as `kvfs status` and the metrics name it."""
+
+    #: A store needed the space, or would soon.
+    SPACE = "space"
+    #: ``kvfs evict``.
+    COMMAND = "command"
+    #: The index or the device takes no more names.
+    NAMES = "names"
+    #: Unused for longer than the policy ``ttl`` of its directory.
+    TTL = "ttl"
+    #: A temporary file whose writer is gone. It is evicted first, whatever the space is for.
+    ORPHAN = "orphan"
+
+
+def reason_for(state: int, asked: Reason) -> Reason:
+    """Return the reason to report for a block in *state* that is evicted because of *asked*."""
+    if asked is Reason.SPACE and state == State.ORPHAN:
+        return Reason.ORPHAN
+    return asked
+
+
+class Why(IntEnum):
     """Why an inode changed. An IntEnum, because hashing a plain Enum runs Python code."""
 
     CREATED = 0

@@ -30,7 +30,7 @@ NAMES: Final = (*VALUES, TTL)
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
-class Policy(NamedTuple):
+class DirectoryPolicy(NamedTuple):
     """What holds in a directory."""
 
     drafts_of_owner: bool = False

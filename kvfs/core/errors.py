@@ -246,7 +246,7 @@ class WrongBytes(CommandError):
     exit_code = 26
 
 
-class NotDurable(CommandError):
+class SyncedTooLittle(CommandError):
     """Not all that was to be durable is."""
 
     exit_code = 25

@@ -17,8 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfs.core.ghosts import Ghosts
-from kvfs.core.shadow_caches import GHOSTS, NO_SAMPLE, ShadowCaches
+from kvfs.core.ghosts import GHOSTS, NO_SAMPLE, Ghosts, ShadowCaches
 
 #: The low bits of a stamp count the touches of one burst.
 BURST_BITS: Final = 20
@@ -74,7 +73,7 @@ class Columns(NamedTuple):
     rank: NDArray[np.uint8]
 
 
-class Policy(Protocol):
+class EvictionPolicy(Protocol):
     """How victims are chosen."""
 
     name: str
@@ -123,7 +122,7 @@ class Lru:
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
-        """Return inode numbers, first to go first; see ``Policy``."""
+        """Return inode numbers, first to go first; see ``EvictionPolicy``."""
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
             found.take_coldest(_of_rank(columns, rank))
@@ -167,7 +166,7 @@ class Arc:
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
-        """Return inode numbers, first to go first; see ``Policy``."""
+        """Return inode numbers, first to go first; see ``EvictionPolicy``."""
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
             of_rank = _of_rank(columns, rank)
@@ -211,7 +210,7 @@ class Adaptive:
     """Evicts blocks used once first, or by age alone, whichever gives more hits.
 
     Which one does depends on the pool's size relative to its load, and two miniature caches measure
-    it (shadow_caches.py). A small pool keeps blocks used again, and lets floods of new ones pass.
+    it (ghosts.py). A small pool keeps blocks used again, and lets floods of new ones pass.
     """
 
     name = "adaptive"
@@ -224,7 +223,7 @@ class Adaptive:
 
     @property
     def sample_bits(self) -> int:
-        """See ``Policy``."""
+        """See ``EvictionPolicy``."""
         return self._shadows.sample_bits
 
     @property
@@ -241,7 +240,7 @@ class Adaptive:
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
-        """Return inode numbers, first to go first; see ``Policy``."""
+        """Return inode numbers, first to go first; see ``EvictionPolicy``."""
         published = _of_rank(columns, Rank.PUBLISHED)
         once = published & (columns.touches < 2)
         self._held = int(np.count_nonzero(published))
@@ -377,7 +376,7 @@ def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:
     return of_rank
 
 
-def policy_named(name: str) -> Policy:
+def policy_named(name: str) -> EvictionPolicy:
     """Return the policy that the setting ``eviction`` names."""
     if name == Arc.name:
         return Arc()

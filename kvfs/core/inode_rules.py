@@ -1,11 +1,16 @@
-"""How creating, removing and moving an inode changes records and counters. Pure."""
+"""The rules of inodes and of their tree: new records, counters, the way to the root. Pure.
+
+Every change keeps the counters and each directory's counts up to date. ``TreeCount`` counts from
+scratch, for a rebuilt index and for fsck.
+"""
 
 import stat
+from collections.abc import Callable
 
-from kvfs.core.errors import IsADirectory, NotADirectory, NotEmpty
+from kvfs.core.errors import Damaged, IsADirectory, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import State
 from kvfs.core.records import Counters
-from kvfs.core.types import InodeNo, InodeRecord, Sequence
+from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 
 
 def counted(counters: Counters, record: InodeRecord, step: int) -> Counters:
@@ -92,3 +97,103 @@ def refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
             raise NotEmpty
     elif stat.S_ISDIR(record.mode):
         raise NotADirectory
+
+
+class TreeCount:
+    """Counts inodes one by one, and finds which are reachable from the root.
+
+    Memory grows with the directories, not with the blocks.
+    """
+
+    def __init__(self, inode: Callable[[InodeNo], InodeRecord | None]) -> None:
+        """*inode* reads a record (it may raise Damaged), to follow a directory's parents."""
+        self._inode = inode
+        self._joined: dict[InodeNo, bool] = {ROOT_INODE: True}
+        #: Names and subdirectories by directory; one without names is missing.
+        self.names: dict[InodeNo, tuple[int, int]] = {}
+        self._by_kind: dict[int, int] = {}
+        self._used_bytes = 0
+        self._sequence = 0
+
+    def note(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Count *ino* and return True; return False if its parents do not lead to the root."""
+        self._sequence = max(self._sequence, record.sequence)
+        is_directory = stat.S_ISDIR(record.mode)
+        if ino != ROOT_INODE:
+            if not self.joined(record.parent):
+                return False
+            entries, subdirs = self.names.get(record.parent, (0, 0))
+            self.names[record.parent] = (entries + 1, subdirs + is_directory)
+        kind = stat.S_IFMT(record.mode)
+        self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+        if kind == stat.S_IFREG:
+            self._used_bytes += record.allocated_bytes
+        return True
+
+    def joined(self, directory: InodeNo) -> bool:
+        """Whether *directory* is a directory and its parents lead to the root."""
+        way: list[InodeNo] = []
+        at = directory
+        while (known := self._joined.get(at)) is None:
+            way.append(at)
+            self._joined[at] = False  # coming here again means that the parents form a cycle
+            record = self._directory(at)
+            if record is None:
+                known = False
+                break
+            at = record.parent
+        for passed in way:
+            self._joined[passed] = known
+        return known
+
+    def counters(self) -> Counters:
+        """Return the counters of what was noted so far."""
+        by_kind = dict(self._by_kind)
+        return Counters(
+            blocks=by_kind.pop(stat.S_IFREG, 0),
+            used_bytes=self._used_bytes,
+            directories=by_kind.pop(stat.S_IFDIR, 0),
+            symlinks=by_kind.pop(stat.S_IFLNK, 0),
+            others=sum(by_kind.values()),
+            sequence=self._sequence,
+        )
+
+    def _directory(self, ino: InodeNo) -> InodeRecord | None:
+        try:
+            record = self._inode(ino)
+        except Damaged:
+            return None
+        return record if record is not None and stat.S_ISDIR(record.mode) else None
+
+
+class Ascent:
+    """A walk from an inode up to the root, which ends even if the directories form a cycle.
+
+    The caller calls ``goes_on`` with the current inode before each step.
+
+    A checksum proves that a row is intact, not that the rows form a tree. In a forged index, or one
+    that lost a write, a directory may be its own ancestor. A tree may have any depth, so the number
+    of steps cannot be limited; but a walk up a tree never meets a directory twice.
+
+    Cycles are found by Brent's algorithm (R. P. Brent, An improved Monte Carlo factorization
+    algorithm, BIT 20, 1980): it remembers one inode, and replaces it by the current one after 1, 2,
+    4, ... steps. A walk takes less than three times the steps into the cycle and once around it,
+    and constant memory.
+    """
+
+    __slots__ = ("_left", "_remembered", "_steps")
+
+    def __init__(self) -> None:
+        self._remembered = NO_INODE
+        self._left = self._steps = 1
+
+    def goes_on(self, ino: InodeNo) -> bool:
+        """Return whether to go on from *ino*; False if the walk is known to have passed it."""
+        if ino == self._remembered:
+            return False
+        self._left -= 1
+        if not self._left:
+            self._remembered = ino
+            self._steps *= 2
+            self._left = self._steps
+        return True

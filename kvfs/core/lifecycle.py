@@ -77,7 +77,7 @@ class Goes(IntEnum):
     AFTER_LEASES = 3
 
 
-class Row(NamedTuple):
+class StateRules(NamedTuple):
     """One state's rules. ``on`` maps each legal event to the state it leads to."""
 
     seen: Seen
@@ -85,9 +85,11 @@ class Row(NamedTuple):
     on: dict[Event, State]
 
 
-TABLE: Final[dict[State, Row]] = {
-    State.READY: Row(Seen.NOBODY, Goes.FIRST, {Event.TAKE: State.DRAFT, Event.REMOVE: State.GONE}),
-    State.DRAFT: Row(
+TABLE: Final[dict[State, StateRules]] = {
+    State.READY: StateRules(
+        Seen.NOBODY, Goes.FIRST, {Event.TAKE: State.DRAFT, Event.REMOVE: State.GONE}
+    ),
+    State.DRAFT: StateRules(
         Seen.BY_POLICY,
         Goes.NEVER,
         {
@@ -100,7 +102,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.SLAB_DRAFT: Row(
+    State.SLAB_DRAFT: StateRules(
         Seen.BY_POLICY,
         Goes.NEVER,
         {
@@ -113,7 +115,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.TORN: Row(
+    State.TORN: StateRules(
         Seen.BY_POLICY,
         Goes.NEVER,
         {
@@ -126,7 +128,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.LEASED: Row(
+    State.LEASED: StateRules(
         Seen.ALL,
         Goes.NEVER,
         {
@@ -138,7 +140,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.UNRENAMED: Row(
+    State.UNRENAMED: StateRules(
         Seen.OWNER,
         Goes.NEVER,
         {
@@ -149,7 +151,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.RENAMED: Row(
+    State.RENAMED: StateRules(
         Seen.ALL,
         Goes.NEVER,
         {
@@ -165,7 +167,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.PUBLISHED: Row(
+    State.PUBLISHED: StateRules(
         Seen.ALL,
         Goes.BY_POLICY,
         {
@@ -176,7 +178,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.REWRITE: Row(
+    State.REWRITE: StateRules(
         Seen.ALL,
         Goes.NEVER,
         {
@@ -193,7 +195,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.REWRITTEN: Row(
+    State.REWRITTEN: StateRules(
         Seen.ALL,
         Goes.NEVER,
         {
@@ -204,7 +206,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.SLAB: Row(
+    State.SLAB: StateRules(
         Seen.ALL,
         Goes.NEVER,
         {
@@ -220,7 +222,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.ORPHAN_SLAB: Row(
+    State.ORPHAN_SLAB: StateRules(
         Seen.ALL,
         Goes.AFTER_LEASES,
         {
@@ -231,7 +233,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.ORPHAN: Row(
+    State.ORPHAN: StateRules(
         Seen.ALL,
         Goes.FIRST,
         {
@@ -242,7 +244,7 @@ TABLE: Final[dict[State, Row]] = {
             Event.REMOVE: State.GONE,
         },
     ),
-    State.GONE: Row(
+    State.GONE: StateRules(
         Seen.NOBODY,
         Goes.NEVER,
         {event: State.GONE for event in Event if event is not Event.TAKE},

@@ -1,7 +1,6 @@
 """Devices: where a pool's bytes are stored. Public names; each kind has its own module."""
 
-from kvfs.devices.capacity import Reserve
-from kvfs.devices.device import Device, Fill, Kind
+from kvfs.devices.device import Device, Fill, Reserve, SourceKind
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
@@ -14,9 +13,9 @@ from kvfs.devices.source import (
 __all__ = [
     "Device",
     "Fill",
-    "Kind",
     "PoolHeader",
     "Reserve",
+    "SourceKind",
     "destroy_source",
     "format_source",
     "open_source",

@@ -12,9 +12,8 @@ from kvfs.core.errors import (
 )
 from kvfs.core.sizes import format_size
 from kvfs.devices import busy, loop, probe, xfs
-from kvfs.devices.capacity import XFS_MIN_BYTES, xfs_usable_bytes
-from kvfs.devices.device import Device, Fill
-from kvfs.devices.outlived import outlived
+from kvfs.devices.busy import outlived
+from kvfs.devices.device import XFS_MIN_BYTES, Device, Fill, xfs_usable_bytes
 from kvfs.devices.pool_files import PoolHeader
 
 

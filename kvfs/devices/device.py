@@ -1,16 +1,79 @@
-"""An open device: the fds that hold it, and its sizes."""
+"""An open device: the fds that hold it, and how much of it blocks may use.
+
+A server that takes over a mount gets the device with its open files. They are the same, so claim,
+lock and mount never ended.
+"""
 
 import os
-from collections.abc import Callable
-from typing import Final, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, Self
 
-from kvfs.core.errors import UsageError
-from kvfs.core.sizes import format_size
-from kvfs.devices.pool_files import PoolHeader
+from kvfs.core.errors import SourceForeign, UsageError
+from kvfs.core.settings import Settings
+from kvfs.core.sizes import GIB, MIB, format_size
+from kvfs.core.types import round_up
+from kvfs.devices.pool_files import PoolHeader, read_header
 
-Kind = Literal["block", "image", "directory"]
+#: The least space for blocks in a new directory pool. Less is of no use.
+ROOM_MIN_BYTES: Final = 64 * MIB
+#: mkfs.xfs (xfsprogs 5.19 and later) refuses anything smaller.
+XFS_MIN_BYTES: Final = 300 * MIB
+#: mkfs.xfs makes the log 1/2048 of the device within these bounds, and drops a last allocation
+#: group below 16 MiB (xfs_mkfs.c, calculate_log_size and align_ag_geometry).
+_XFS_LOG_PART: Final = 2048
+_XFS_LOG_MIN_BYTES: Final = 64 * MIB
+_XFS_LOG_MAX_BYTES: Final = 2 * GIB
+_XFS_TAIL_BYTES: Final = 16 * MIB
+#: No rule below may take more than this part of a small file system.
+_SMALL_PART: Final = 4
 
-_KIND_WORDS: Final[dict[Kind, str]] = {
+
+class Reserve(NamedTuple):
+    """What a directory source leaves to other users of its file system."""
+
+    share: float = Settings().directory_reserve_share
+    most_bytes: int = Settings().directory_reserve_bytes
+
+
+def reserve_bytes(total_bytes: int, reserve: Reserve) -> int:
+    """Return how many bytes of a parent file system blocks must leave free.
+
+    At least 1 GiB, since a full file system stops not only kvfs, unless the settings or a quarter
+    of the file system are less. A share of 0 reserves nothing.
+    """
+    if reserve.share <= 0:
+        return 0
+    wanted_bytes = min(max(GIB, int(total_bytes * reserve.share)), reserve.most_bytes)
+    return min(wanted_bytes, total_bytes // _SMALL_PART)
+
+
+def metadata_bytes(total_bytes: int) -> int:
+    """Return the bytes that the index and the file system's inodes and trees may need.
+
+    1 % is enough for 1.5 KiB of inode and index for every 150 KiB of blocks; 128 MiB are enough for
+    the index's preallocation on small devices.
+    """
+    return min(max(128 * MIB, total_bytes // 100), total_bytes // _SMALL_PART)
+
+
+def xfs_usable_bytes(size_bytes: int) -> int:
+    """Return how many bytes blocks can use, at least, of an XFS made on *size_bytes*."""
+    log_bytes = min(max(size_bytes // _XFS_LOG_PART, _XFS_LOG_MIN_BYTES), _XFS_LOG_MAX_BYTES)
+    total_bytes = max(0, size_bytes - log_bytes - _XFS_TAIL_BYTES)
+    return total_bytes - metadata_bytes(total_bytes)
+
+
+def image_size_bytes(capacity_bytes: int) -> int:
+    """Return the size, in whole MiB, of an image into which *capacity_bytes* of blocks fit."""
+    size_bytes = max(capacity_bytes, XFS_MIN_BYTES)
+    while (lacking_bytes := capacity_bytes - xfs_usable_bytes(size_bytes)) > 0:
+        size_bytes = round_up(size_bytes + lacking_bytes, MIB)
+    return size_bytes
+
+
+SourceKind = Literal["block", "image", "directory"]
+
+_KIND_WORDS: Final[dict[SourceKind, str]] = {
     "block": "block device",
     "image": "image file",
     "directory": "directory",
@@ -29,7 +92,7 @@ class Device:
     def __init__(
         self,
         *,
-        kind: Kind,
+        kind: SourceKind,
         source: str,
         fs_type: str,
         header: PoolHeader,
@@ -56,7 +119,7 @@ class Device:
         self.uuid = header.uuid
         self.created_ns = header.created_ns
         self.read_only = read_only
-        #: The mounted file system under a directory source (parent_fs.py); empty if kvfs mounts the
+        #: The mounted file system under a directory source (directory.py); empty if kvfs mounts the
         #: file system itself.
         self.superblock = superblock
         #: Whether clients of a dead mount still have files on it open.
@@ -99,3 +162,48 @@ class Device:
 
 #: Writes the content of a new pool directory (index, inode numbers) and makes it durable.
 Fill = Callable[[int], None]
+
+
+Noted = tuple[SourceKind, str, str, int, int, str, bool, bool]
+
+
+def noted_device(device: Device) -> Noted:
+    """Return what the next server must know of *device*, beside its open files."""
+    return (
+        device.kind,
+        device.source,
+        device.fs_type,
+        device.usable_bytes,
+        device.reserved_bytes,
+        device.superblock,
+        device.outlived,
+        device.read_only,
+    )
+
+
+def inherit_device(
+    note: Noted, pool_fd: int, held_fds: Sequence[int], capacity_bytes: int | None
+) -> Device:
+    """Return the device of *note*, which ``noted_device`` of the last server returned.
+
+    It takes over *pool_fd* and *held_fds*. Raises SourceForeign, FormatUnknown, UsageError.
+    """
+    kind, source, fs_type, usable_bytes, reserved_bytes, superblock, outlived, read_only = note
+    header = read_header(pool_fd, source)
+    if header is None:
+        raise SourceForeign(f"{source}: its pool is gone")
+    device = Device(
+        kind=kind,
+        source=source,
+        fs_type=fs_type,
+        header=header,
+        pool_fd=pool_fd,
+        held_fds=list(held_fds),
+        usable_bytes=usable_bytes,
+        reserved_bytes=reserved_bytes,
+        capacity_bytes=capacity_bytes,
+        read_only=read_only,
+        superblock=superblock,
+    )
+    device.outlived = outlived
+    return device

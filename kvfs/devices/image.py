@@ -21,12 +21,10 @@ from kvfs.core.errors import (
 from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, round_up
 from kvfs.devices import block, loop, probe, xfs
-from kvfs.devices.busy import is_alive, lock_holders
-from kvfs.devices.capacity import image_size_bytes
-from kvfs.devices.device import Device, Fill
-from kvfs.devices.outlived import Outlived, outlived
+from kvfs.devices.busy import Outlived, is_alive, lock_holders, outlived
+from kvfs.devices.device import Device, Fill, image_size_bytes
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.machine.mounted_elsewhere import where_in_use
+from kvfs.machine.mount_table import where_in_use
 from kvfs.storage.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)

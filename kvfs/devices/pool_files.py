@@ -41,7 +41,7 @@ from kvfs.core.pool_layout import (
 )
 from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES
 from kvfs.devices.busy import lock_holders
-from kvfs.machine.mounted_elsewhere import where_in_use
+from kvfs.machine.mount_table import where_in_use
 
 FORMAT_VERSION: Final = 1
 _HEADER_MAX_BYTES: Final = 4096

@@ -14,8 +14,7 @@ from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
 from kvfs.core.types import CAPACITY_MIN_BYTES
 from kvfs.devices import block, busy, directory, image
-from kvfs.devices.capacity import Reserve
-from kvfs.devices.device import Device, Fill, Kind
+from kvfs.devices.device import Device, Fill, Reserve, SourceKind
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 
@@ -24,12 +23,12 @@ _RESERVE: Final = Reserve()
 _POLL_S: Final = 0.005
 #: Each try that fails searches all processes for the user of the source, so tries become rarer.
 _POLL_MAX_S: Final = 0.1
-_REFUSE_BUSY: Final[Mapping[Kind, Callable[[str], None]]] = {
+_REFUSE_BUSY: Final[Mapping[SourceKind, Callable[[str], None]]] = {
     "block": busy.refuse_busy,
     "image": image.refuse_busy_image,
     "directory": directory.refuse_busy_directory,
 }
-_OUTLIVES: Final[Mapping[Kind, Callable[[str], bool]]] = {
+_OUTLIVES: Final[Mapping[SourceKind, Callable[[str], bool]]] = {
     "block": block.outlives,
     "image": image.outlives,
 }
@@ -38,7 +37,7 @@ _OPENS: Final = {"block": block.open_block, "image": image.open_image}
 _JOINS_MAX: Final = 3
 
 
-def recognise(source: str) -> Kind:
+def recognise(source: str) -> SourceKind:
     """Return the kind of *source*; symlinks are followed. Raises SourceMissing."""
     try:
         mode = os.stat(source).st_mode
@@ -168,7 +167,7 @@ def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> 
         pause_s = min(2 * pause_s, _POLL_MAX_S)
 
 
-def _kind_to_be(source: str, *, may_create: bool) -> Kind:
+def _kind_to_be(source: str, *, may_create: bool) -> SourceKind:
     """Return the kind of *source*; a missing file may become an image. Raises SourceMissing."""
     if not source:
         raise UsageError("SOURCE is empty; give a block device, an image file or a directory")

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.changed import Reason
 from kvfs.core.directory_policy import PIN
 from kvfs.core.errors import CommandError, KvfsError, NoSuchAttribute, NotPermitted, UsageError
 from kvfs.core.eviction_policy import BURST_BITS
-from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import gone_totals

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
-from kvfs.machine.drives import endurance_left, written_bytes
+from kvfs.machine.hardware import endurance_left, written_bytes
 from kvfs.machine.kernel_log import KernelLog
 from kvfs.pool.pool import Pool
 from kvfs.storage.index_map import STATE
@@ -42,7 +42,7 @@ class DeviceWear:
         ask: Callable[[int], float | None] = endurance_left,
     ) -> None:
         """*pool_fd* is the pool's directory. *written* and *ask* take a device number (st_dev), as
-        in drives.py.
+        in hardware.py.
         """
         self._device = os.fstat(pool_fd).st_dev
         self._written = written

@@ -16,8 +16,7 @@ import zlib
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from kvfs.core.printable import printable
-from kvfs.machine.descriptor_shares import watched_max
+from kvfs.core.shown_names import printable
 from kvfs.machine.file_servers import BELIEVED_S, THREADS_MAX, FileServers, is_kernel_thread
 from kvfs.machine.process_ends import (
     Fate,
@@ -27,6 +26,7 @@ from kvfs.machine.process_ends import (
     read_at_once,
     status_of,
 )
+from kvfs.machine.process_limits import watched_max
 from kvfs.storage.run_state import present_boot_id
 
 _PROCESSES_MAX: Final = 4096

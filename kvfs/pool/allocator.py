@@ -13,10 +13,10 @@ import logging
 from itertools import islice
 from typing import Final
 
-from kvfs.core import node_bound
 from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes, outgrowing_bytes, reserve_bytes
+from kvfs.core.index_room import unevictable_bytes
 from kvfs.core.lifecycle import is_temporary
 from kvfs.core.types import InodeNo, round_up
 from kvfs.machine.processes import Maker
@@ -340,7 +340,7 @@ def require_node(pool: Pool, uid: int) -> None:
     if not uid:
         return
     index_room = pool.index.room
-    taken_bytes = node_bound.taken_bytes(pool.counters, index_room.rows_bytes())
+    taken_bytes = unevictable_bytes(pool.counters, index_room.rows_bytes())
     # Such inodes must not take the index's map from the names of blocks, nor the device from their
     # bytes, also where others use a part of the device.
     whole_bytes = min(pool.space.taken.usable_bytes, index_room.map_bytes)

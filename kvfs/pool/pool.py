@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.headroom import Headroom
-from kvfs.core.node_bound import NodeShares, names_too_many
+from kvfs.core.index_room import NodeShares, names_too_many
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, Sequence
@@ -38,14 +38,14 @@ from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
-from kvfs.storage.extent_checksum import FinalChecksum
+from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_swap import open_index
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.kept_aside import StrayFiles
 from kvfs.storage.outliving import Outliving
 from kvfs.storage.run_state import PoolRun
-from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
 from kvfs.storage.undurable_table import UndurableTable
 

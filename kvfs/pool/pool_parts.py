@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvfs.core.headroom import Headroom
-from kvfs.core.node_bound import NodeShares
+from kvfs.core.index_room import NodeShares
 from kvfs.pool.durable.checkpoints import Checkpoints
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
@@ -16,7 +16,7 @@ from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
-from kvfs.storage.extent_checksum import FinalChecksum
+from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.heat import Heat
 from kvfs.storage.undurable_table import UndurableTable
 

@@ -14,10 +14,9 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
-from kvfs.core.records import Identity
+from kvfs.core.records import AttributeRecord, Identity
 from kvfs.core.types import (
     SIZE_MAX_BYTES,
     STAT_BLOCK_BYTES,
@@ -26,8 +25,8 @@ from kvfs.core.types import (
     Sequence,
     round_up,
 )
+from kvfs.storage.extent_bytes import Range, gaps, lacks_bytes, unwritten
 from kvfs.storage.fan_out import FanOut
-from kvfs.storage.fiemap import Range, gaps, lacks_bytes, unwritten
 from kvfs.storage.file_xattrs import XATTR_FIXED, FileXattrs
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 

@@ -9,14 +9,17 @@ import errno
 import os
 from typing import Final
 
-from kvfs.core.attribute_record import (
+from kvfs.core.errors import Damaged
+from kvfs.core.records import (
     AttributeRecord,
+    Identity,
     counting,
     pack_attributes,
+    pack_identity,
     parse_attributes,
+    parse_identity,
+    sequence_of_identity,
 )
-from kvfs.core.errors import Damaged
-from kvfs.core.records import Identity, pack_identity, parse_identity, sequence_of_identity
 from kvfs.core.types import InodeNo, Sequence
 from kvfs.storage.syscalls import Syscalls
 

@@ -10,8 +10,7 @@ the file system is shut down, and a touch must not end the server.
 
 import os
 import struct
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
+from kvfs.storage.age_clock import MARKS_MAX, Mark
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
 
@@ -30,78 +30,14 @@ _MARK: Final = struct.Struct("<QQ")
 _HEADER_BYTES: Final = _HEADER.size + CRC.size
 #: Rows copied at a time: the event loop needs the interpreter in between.
 _STEP_ROWS: Final = 1 << 16
-
-
-#: 16 KiB of marks: the last minutes to the second, a week to some minutes.
-MARKS_MAX: Final = 1024
 #: Stamps and sizes have at most this many bits: a stamp is a time in seconds, and 20 bits after it.
 _NUMBER_BITS: Final = 62
-_GAP_NS: Final = 1_000_000_000
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 #: At least this much may be appended: it is not worth replacing a small file.
 _APPENDED_LEAST_BYTES: Final = 1 << 20
 
 
-class Mark(NamedTuple):
-    """Touches with a stamp below ``stamp`` came before ``time_ns`` (age_clock.py)."""
-
-    time_ns: int
-    stamp: int
-
-
-class HeatMarks:
-    """When the blocks were touched: marks that pair stamps with times of a clock that never steps.
-
-    A stamp orders touches and is not a time: bursts are shorter than a second under load, and do
-    not end without touches. New marks are half a second apart on average, older ones farther.
-    Marks are ordered, oldest first; stamps and times both rise.
-    """
-
-    def __init__(self, marks: Iterable[Mark] = ()) -> None:
-        self._marks: list[Mark] = []
-        for mark in marks:
-            self.note(*mark)
-
-    def note(self, time_ns: int, stamp: int) -> None:
-        """Note that it is *time_ns* now, and that the next touch gets *stamp*."""
-        marks = self._marks
-        while marks and marks[-1].time_ns > time_ns:  # from a clock that was ahead
-            marks.pop()
-        if marks and stamp <= marks[-1].stamp:  # no touch since: the earlier time is more exact
-            return
-        # Drop the last mark only if the one before it is almost as young as this one: it may be the
-        # only one that tells how old a block is.
-        if len(marks) > 1 and time_ns - marks[-2].time_ns < _GAP_NS:
-            marks.pop()
-        marks.append(Mark(time_ns, stamp))
-        if len(marks) > MARKS_MAX:
-            half = len(marks) // 2
-            self._marks = marks[:half:2] + marks[half:]
-
-    @property
-    def latest_ns(self) -> int:
-        """The time of the last mark (ns); 0: there is none."""
-        return self._marks[-1].time_ns if self._marks else 0
-
-    def stamp_at(self, time_ns: int) -> int | None:
-        """Return a stamp: touches with a lower one came before *time_ns*. None: unknown."""
-        at = bisect_right(self._marks, time_ns, key=lambda mark: mark.time_ns)
-        return self._marks[at - 1].stamp if at else None
-
-    def time_of(self, stamp: int) -> int | None:
-        """Return the earliest known time (ns) before which the touch with *stamp* came.
-
-        None if it came after the last mark.
-        """
-        at = bisect_right(self._marks, stamp, key=lambda mark: mark.stamp)
-        return self._marks[at].time_ns if at < len(self._marks) else None
-
-    def all(self) -> tuple[Mark, ...]:
-        """Return the marks, oldest first; may be called in any thread."""
-        return tuple(self._marks)
-
-
-class Rows(NamedTuple):
+class HeatRows(NamedTuple):
     """What is kept of each block, as columns of equal length, in the order of the file.
 
     ``name_hash`` recognises a block's name; ``eviction_policy.Columns`` explains the rest.
@@ -118,13 +54,13 @@ class Rows(NamedTuple):
 class Saved(NamedTuple):
     """What HEAT holds."""
 
-    rows: Rows
+    rows: HeatRows
     marks: tuple[Mark, ...]
 
 
-def zero_rows(count: int) -> Rows:
+def zero_rows(count: int) -> HeatRows:
     """Return *count* rows of zeros, which take no memory until they are used."""
-    return Rows(
+    return HeatRows(
         np.zeros(count, np.uint64),
         np.zeros(count, np.uint64),
         np.zeros(count, np.uint64),
@@ -134,13 +70,13 @@ def zero_rows(count: int) -> Rows:
     )
 
 
-def copy_rows(into: Rows, at: int, rows: Rows, which: NDArray[np.intp]) -> None:
+def copy_rows(into: HeatRows, at: int, rows: HeatRows, which: NDArray[np.intp]) -> None:
     """Copy the rows *which* of *rows* to *into*, from row *at* on."""
     for target, source in zip(_columns(into), _columns(rows), strict=True):
         target[at : at + len(which)] = source[which]
 
 
-def grown(rows: Rows, count: int) -> Rows:
+def grown(rows: HeatRows, count: int) -> HeatRows:
     """Return *count* rows that begin with *rows*."""
     room = zero_rows(count)
     for target, source in zip(_columns(room), _columns(rows), strict=True):
@@ -148,7 +84,7 @@ def grown(rows: Rows, count: int) -> Rows:
     return room
 
 
-def _columns(rows: Rows) -> tuple[NDArray[Any], ...]:
+def _columns(rows: HeatRows) -> tuple[NDArray[Any], ...]:
     return rows
 
 
@@ -174,7 +110,7 @@ class HeatFile:
         self._first_bytes = 0
         self._end_bytes = 0
 
-    def write(self, rows: Rows, since: int, marks: Sequence[Mark] = ()) -> None:
+    def write(self, rows: HeatRows, since: int, marks: Sequence[Mark] = ()) -> None:
         """Write the *rows* touched from stamp *since* on, which may change meanwhile, and *marks*.
 
         Writes all rows into a new file instead if that costs no more. Takes milliseconds per MB, so
@@ -191,7 +127,7 @@ class HeatFile:
             size_bytes = self._write_section(fd, 0, rows, used, marks)
         self._first_bytes = self._end_bytes = size_bytes
 
-    def _append(self, rows: Rows, which: NDArray[np.intp], marks: Sequence[Mark]) -> None:
+    def _append(self, rows: HeatRows, which: NDArray[np.intp], marks: Sequence[Mark]) -> None:
         at_bytes, self._end_bytes = self._end_bytes, 0
         fd = self._syscalls.open(HEAT, os.O_WRONLY | _FLAGS, dir_fd=self._pool_fd)
         try:
@@ -202,7 +138,12 @@ class HeatFile:
             self._syscalls.close(fd)
 
     def _write_section(
-        self, fd: int, start_bytes: int, rows: Rows, which: NDArray[np.intp], marks: Sequence[Mark]
+        self,
+        fd: int,
+        start_bytes: int,
+        rows: HeatRows,
+        which: NDArray[np.intp],
+        marks: Sequence[Mark],
     ) -> int:
         """Write a section at *start_bytes*, its header last; return its end (offset in bytes)."""
         crc, at_bytes = 0, start_bytes + _HEADER_BYTES
@@ -239,7 +180,7 @@ class HeatFile:
         if len(sections) < 2:
             return sections[0] if sections else None
         columns = zip(*(_columns(section.rows) for section in reversed(sections)), strict=True)
-        return Saved(Rows(*map(np.concatenate, columns)), sections[-1].marks)
+        return Saved(HeatRows(*map(np.concatenate, columns)), sections[-1].marks)
 
     def _read_section(self, fd: int, start_bytes: int, size_bytes: int) -> tuple[Saved, int] | None:
         """Return the section at *start_bytes* and its end; None if there is no whole one."""
@@ -268,7 +209,7 @@ class HeatFile:
         return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
 
 
-def _pieces(rows: Rows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
+def _pieces(rows: HeatRows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
     """Yield the bytes after the header: the rows *used*, column by column, in pieces; *marks*."""
     for column in _columns(rows):
         for start in range(0, len(used), _STEP_ROWS):

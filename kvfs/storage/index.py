@@ -43,7 +43,6 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.storage.commits import Commits
 from kvfs.storage.index_checkpoint import HeldCommit
 from kvfs.storage.index_transaction import (
     ABSENT,
@@ -53,7 +52,7 @@ from kvfs.storage.index_transaction import (
     Rows,
     WriteTransaction,
 )
-from kvfs.storage.journal import Journal
+from kvfs.storage.journal import Commits, Journal
 from kvfs.storage.lmdb_file import (
     SPARE_PAGES,
     IndexFile,

@@ -8,18 +8,25 @@ in struct fuse_in_header), 0 for none.
 The process may be killed between any two stores to memory. So the last store makes a record valid:
 its length, of eight aligned bytes. Waiting rows name the commit that they follow; the next commit
 includes them, and makes them invalid. A change that is committed at once is announced before, with
-the number that its commit will have.
+the number that its commit will have. Each commit is one LMDB transaction (``Commits``).
 """
 
+import errno
 import marshal
 import mmap
 import os
 import struct
 from typing import Final
 
+import lmdb
+
+from kvfs.core.errors import NoSpace
 from kvfs.core.types import InodeNo
+from kvfs.storage.index_map import STATE
 from kvfs.storage.index_transaction import Deed, Rows
+from kvfs.storage.lmdb_file import IndexFile, raise_index_error
 from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
+from kvfs.storage.syscalls import Syscalls
 
 #: Incremented when the layout, or what marshal writes, changes.
 JOURNAL_VERSION: Final = 1
@@ -147,3 +154,67 @@ class Journal:
         if transaction == self._transaction:  # the rows changed nothing: LMDB made no new commit
             WORD.pack_into(self._memory, _WAITING_START, 0)
         self._transaction, self._at = transaction, _WAITING_START
+
+
+class Commits:
+    """Commits rows to one environment; the journal records which request a commit does."""
+
+    def __init__(
+        self,
+        env: lmdb.Environment,
+        syscalls: Syscalls,
+        file: IndexFile | None,
+        journal: Journal | None,
+    ) -> None:
+        """*file* is data.mdb, None if the index is read-only; *journal* is told of each commit."""
+        self._env: Final = env
+        self._syscalls: Final = syscalls
+        self._file: Final = file
+        self._journal: Final = journal
+
+    def write(self, rows: Rows, deed: Deed | None) -> None:
+        """Commit *rows*, which include all waiting ones and do *deed*. Raises NoSpace, OSError.
+
+        Raises Damaged where LMDB's tree is broken.
+        """
+        if STATE.lost:
+            raise OSError(errno.EIO, "index: its pages cannot be read any more")
+        try:
+            txn = self._env.begin(write=True)
+        except lmdb.Error as error:
+            raise_index_error(error)
+        try:
+            for key, value in rows.items():
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
+            if STATE.lost:  # meanwhile: LMDB has read pages that are not the index's
+                raise OSError(errno.EIO, "index: its pages cannot be read any more")
+            self._end(txn, deed)
+        except (lmdb.Error, OSError) as failure:
+            txn.abort()
+            # LMDB calls a short write, the first sign of a full file system, EIO.
+            if isinstance(failure, lmdb.Error) and self._file and self._file.full():
+                raise NoSpace(f"index: {failure}") from failure
+            raise_index_error(failure)
+        except BaseException:
+            txn.abort()
+            raise
+
+    def _end(self, txn: lmdb.Transaction, deed: Deed | None) -> None:
+        """Commit *txn*, and tell the journal. Raises lmdb.Error, OSError."""
+        journal = self._journal
+        if journal is None:
+            self._syscalls.commit(txn)
+            return
+        if deed is not None:
+            journal.intend(deed, txn.id())
+        try:
+            self._syscalls.commit(txn)
+        except BaseException:
+            if deed is not None:
+                journal.withdraw()
+            raise
+        # LMDB does not count a commit that changed nothing: the number stays.
+        journal.committed(self._env.info()["last_txnid"])

@@ -1,12 +1,140 @@
-"""The shared memory that outlives a server: journal, notes, and the table of undurable bytes."""
+"""The shared memory that outlives a server: journal, notes, and the table of undurable bytes.
 
+The notes are short ones by key: what the next server must know and no file has.
+"""
+
+import contextlib
+import marshal
+import mmap
 import os
-from typing import NamedTuple, Self
+import struct
+from typing import Any, Final, NamedTuple, Self
 
 from kvfs.core.settings import Settings
-from kvfs.storage.journal import Journal
-from kvfs.storage.notes import Notes
+from kvfs.core.types import PAGE_BYTES, round_up
+from kvfs.storage.journal import MARSHAL_VERSION, Journal
+from kvfs.storage.shared_table import ALIGNED_BYTES, ENDS, WORD, begin_table, require_table
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 from kvfs.storage.undurable_table import UndurableTable
+
+#: Incremented when the layout, or that of any note, changes.
+NOTES_VERSION: Final = 1
+_NOTES_MAGIC: Final = b"KVFSNOTE"
+#: Where the valid part begins.
+_LIVE_OFFSET: Final = 16
+#: Length of the key, and of the value; -1: the note is dropped.
+_NOTE: Final = struct.Struct("=Ii")
+_NOTES_MIN_BYTES: Final = 1 << 20
+
+
+class Notes:
+    """The notes in one memfd; one process at a time writes them, on one thread.
+
+    Like the journal (journal.py) they are in a memfd that the supervisor holds open, too. Each
+    change is appended; when the room is used up, all current notes are written after the old part,
+    and one store in the header makes the new part valid. The process may be killed between any two
+    stores.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Use the notes in *fd*, initialised if it is empty. Raises FormatUnknown."""
+        self._fd = fd
+        self._kept: dict[bytes, bytes] = {}
+        self._at = 0
+        found_bytes = os.fstat(fd).st_size
+        if not found_bytes:
+            os.ftruncate(fd, PAGE_BYTES)
+        self._header = mmap.mmap(fd, PAGE_BYTES)
+        if not found_bytes:
+            self._start = self._end = PAGE_BYTES
+            self._write_anew()
+            begin_table(self._header, _NOTES_MAGIC, NOTES_VERSION)
+            return
+        require_table(self._header, _NOTES_MAGIC, NOTES_VERSION, "notes")
+        (self._start,) = WORD.unpack_from(self._header, _LIVE_OFFSET)
+        self._end = found_bytes
+        self._memory = mmap.mmap(fd, found_bytes - self._start, offset=self._start)
+        self._read()
+
+    def close(self) -> None:
+        """Unmap the memory; the supervisor may keep it alive."""
+        self._header.close()
+        self._memory.close()
+
+    def get(self, key: bytes) -> Any:  # noqa: ANN401
+        """Return the note of *key*, None if there is none."""
+        raw = self._kept.get(key)
+        return None if raw is None else marshal.loads(raw)
+
+    def below(self, prefix: bytes) -> dict[bytes, Any]:
+        """Return the notes whose keys begin with *prefix*, keyed by the rest of the key."""
+        return {
+            key[len(prefix) :]: marshal.loads(raw)
+            for key, raw in self._kept.items()
+            if key.startswith(prefix)
+        }
+
+    def put(self, key: bytes, value: Any) -> None:  # noqa: ANN401
+        """Keep *value* as the note of *key*: anything that ``marshal`` writes."""
+        self._kept[key] = raw = marshal.dumps(value, MARSHAL_VERSION)
+        self._append(key, raw)
+
+    def drop(self, key: bytes) -> None:
+        """Drop the note of *key*, if there is one."""
+        if self._kept.pop(key, None) is not None:
+            self._append(key, None)
+
+    def _append(self, key: bytes, value: bytes | None) -> None:
+        """Append one change; write all notes anew if there is no room."""
+        if value is None:
+            body = _NOTE.pack(len(key), -1) + key
+        else:
+            body = _NOTE.pack(len(key), len(value)) + key + value
+        body += ENDS[len(body) & 7]
+        start = self._at + ALIGNED_BYTES
+        end = start + len(body)
+        if end > len(self._memory):
+            self._write_anew()
+            return
+        self._memory[start:end] = body
+        WORD.pack_into(self._memory, self._at, len(body) - ALIGNED_BYTES)
+        self._at = end - ALIGNED_BYTES
+
+    def _write_anew(self) -> None:
+        """Write all current notes after the old part, and free that."""
+        old_start, old_end = self._start, self._end
+        live_bytes = sum(len(key) + len(value) + 24 for key, value in self._kept.items())
+        room_bytes = round_up(max(_NOTES_MIN_BYTES, 4 * live_bytes))
+        os.ftruncate(self._fd, old_end + room_bytes)
+        if old_end > old_start:
+            self._memory.close()
+        self._memory = mmap.mmap(self._fd, room_bytes, offset=old_end)
+        self._at, self._start, self._end = 0, old_end, old_end + room_bytes
+        for key, value in self._kept.items():
+            self._append(key, value)
+        WORD.pack_into(self._header, _LIVE_OFFSET, self._start)
+        if old_end > old_start:
+            with contextlib.suppress(OSError):  # a failure only wastes memory
+                flags = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+                Syscalls().fallocate(self._fd, flags, old_start, old_end - old_start)
+
+    def _read(self) -> None:
+        memory, at = self._memory, 0
+        while at + ALIGNED_BYTES <= len(memory):
+            (length_bytes,) = WORD.unpack_from(memory, at)
+            if length_bytes < _NOTE.size:
+                break
+            start = at + ALIGNED_BYTES
+            key_bytes, value_bytes = _NOTE.unpack_from(memory, start)
+            start += _NOTE.size
+            key = memory[start : start + key_bytes]
+            start += key_bytes
+            if value_bytes < 0:
+                self._kept.pop(key, None)
+            else:
+                self._kept[key] = memory[start : start + value_bytes]
+            at += ALIGNED_BYTES + length_bytes
+        self._at = at
 
 
 class Outliving(NamedTuple):

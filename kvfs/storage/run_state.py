@@ -71,7 +71,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
     """Return what RUN says. An unreadable file counts as not clean and of an unknown boot.
 
     So does a missing one if inode numbers were ever given out, since the pool ran then.
-    *superblock* identifies the file system that the directory is on now (devices/parent_fs.py);
+    *superblock* identifies the file system that the directory is on now (devices/directory.py);
     it is empty if the file system's log was checked instead.
     """
     try:

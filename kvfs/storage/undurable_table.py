@@ -46,7 +46,7 @@ class Lacks(IntEnum):
     ATTRIBUTES = 3
 
 
-class Row(NamedTuple):
+class UndurableRow(NamedTuple):
     """One row: waiting since *since_s* (CLOCK_MONOTONIC); *size_bytes* of a block."""
 
     since_s: float
@@ -91,13 +91,15 @@ class UndurableTable:
 
     # ---- rows ----
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[UndurableRow]:
         """Return all rows, the oldest first."""
         found = []
         for at in self._slots.values():
             since_s, size_bytes, key = _ROW.unpack_from(self._memory, at)
             found.append(
-                Row(since_s, size_bytes, Lacks(key & _KIND_MASK), InodeNo(key >> _KIND_BITS))
+                UndurableRow(
+                    since_s, size_bytes, Lacks(key & _KIND_MASK), InodeNo(key >> _KIND_BITS)
+                )
             )
         return sorted(found)
 

@@ -17,7 +17,7 @@ from kvfs.core.records import INDEX_FORMAT
 from kvfs.devices.pool_files import FORMAT_VERSION
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.journal import JOURNAL_VERSION
-from kvfs.storage.notes import NOTES_VERSION
+from kvfs.storage.outliving import NOTES_VERSION
 from mount.control.socket import Verb
 from mount.files.handles import HANDLES_VERSION
 from mount.fuse.init_reply import agree

@@ -11,8 +11,8 @@ from typing import Any, Final
 import trio
 import trio.lowlevel
 
-from kvfs.core.ascent import Ascent
-from kvfs.core.errors import NotDurable, UsageError
+from kvfs.core.errors import SyncedTooLittle, UsageError
+from kvfs.core.inode_rules import Ascent
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.durability.durable_pass import DurableGoal
 from kvfs.engine.names.named import find
@@ -108,7 +108,7 @@ class SyncVerbs:
         try:
             done = durable_pass.reached(wait.goal)
         except OSError as error:
-            raise NotDurable(f"{error.strerror}; see the server's log") from error
+            raise SyncedTooLittle(f"{error.strerror}; see the server's log") from error
         if not wait.is_known:
             await self._look(wait)
         undone = list(queue.undone(wait.goal.ticket))

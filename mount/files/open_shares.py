@@ -8,7 +8,7 @@ descriptors are kept for users that have few, and the very last for root.
 from typing import TYPE_CHECKING, Final
 
 from kvfs.core.errors import TooManyOpen
-from kvfs.machine.descriptor_shares import clients_max
+from kvfs.machine.process_limits import clients_max
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class OpenShares:
     """The handles of each user that cost a descriptor."""
 
     def __init__(self, share: float, ready_extents: int = 0) -> None:
-        """Let each user but root have *share* of what clients may have (descriptor_shares.py).
+        """Let each user but root have *share* of what clients may have (process_limits.py).
 
         *ready_extents*: the setting ``ready_extents_max``.
         """

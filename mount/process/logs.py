@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import log_path
-from kvfs.core.printable import printable
 from kvfs.core.settings import Settings
+from kvfs.core.shown_names import printable
 from mount.process.log_rate import RateLimited
 from mount.supervisor.last_lines import SYSLOG_SOCKET
 

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, Reserve, open_source
-from kvfs.devices.inherited import inherit_device, noted_device
+from kvfs.devices.device import inherit_device, noted_device
 from kvfs.machine.held_files import HeldFiles
-from kvfs.storage.notes import Notes
-from kvfs.storage.outliving import Outliving, empty_undurable, undurable_rows_max
+from kvfs.storage.outliving import Notes, Outliving, empty_undurable, undurable_rows_max
 
 _DEVICE_FILE: Final = "fuse"
 _POOL: Final = "pool"

@@ -14,8 +14,7 @@ from typing import Final
 
 from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import HIDEABLE
-from kvfs.core.rewriting import Kept
-from kvfs.core.second_tries import Recent
+from kvfs.core.rewriting import Kept, Recent
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from mount.files.files import Files

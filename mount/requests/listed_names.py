@@ -9,8 +9,7 @@ moment a thread still finds each name that it was just shown, as it was then.
 import time
 from typing import Final, Generic, TypeVar
 
-from kvfs.core.rewriting import Kept
-from kvfs.core.second_tries import Recent
+from kvfs.core.rewriting import Kept, Recent
 from kvfs.core.types import InodeNo
 
 #: A server looks the names up at once, but on a busy machine a page of them has taken seconds. One

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.age_histogram import AgeHistogram
-from kvfs.core.evicted_names import EvictedNames
+from kvfs.core.reuse import AgeHistogram, EvictedNames
 
 YEAR_S = 365 * 86_400.0
 HASHES = st.integers(0, (1 << 32) - 1)
@@ -34,7 +33,7 @@ def test_there_is_no_quantile_of_nothing() -> None:
 
 
 def test_the_quantiles_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvfs.core.age_histogram._HALVED_AFTER", 64)
+    monkeypatch.setattr("kvfs.core.reuse._AGES_HALVED_AFTER", 64)
     histogram = AgeHistogram()
     for age_s in [1.0] * 1000 + [1000.0] * 200:
         histogram.add(age_s)

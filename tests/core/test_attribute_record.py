@@ -4,14 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.attribute_record import (
-    AttributeRecord,
-    counting,
-    pack_attributes,
-    parse_attributes,
-)
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.errors import Damaged
+from kvfs.core.records import AttributeRecord, counting, pack_attributes, parse_attributes
 from kvfs.core.types import InodeNo, Sequence
 
 NUMBERS = st.integers(0, 2**64 - 1)

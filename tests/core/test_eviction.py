@@ -14,8 +14,8 @@ from kvfs.core.eviction_policy import (
     Adaptive,
     Arc,
     Columns,
+    EvictionPolicy,
     Lru,
-    Policy,
     Rank,
     policy_named,
 )
@@ -57,7 +57,7 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 
 def victims(
-    policy: Policy,
+    policy: EvictionPolicy,
     rows: Sequence[Row],
     *,
     bytes_wanted: int = ALL,
@@ -99,7 +99,7 @@ def test_of_a_burst_longer_than_a_small_part_of_the_pool_the_oldest_goes() -> No
 
 
 @pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
-def test_a_lower_rank_goes_first_however_warm_it_is(policy: Policy) -> None:
+def test_a_lower_rank_goes_first_however_warm_it_is(policy: EvictionPolicy) -> None:
     rows = [
         Row(20, burst=9, rank=Rank.FIRST),
         Row(21, burst=2),
@@ -113,7 +113,7 @@ def test_a_lower_rank_goes_first_however_warm_it_is(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
-def test_no_more_than_is_wanted(policy: Policy) -> None:
+def test_no_more_than_is_wanted(policy: EvictionPolicy) -> None:
     rows = [Row(20 + age, burst=age) for age in range(10)]
     assert victims(policy, rows, bytes_wanted=0) == []
     assert victims(policy, rows, bytes_wanted=1) == [20]
@@ -128,13 +128,13 @@ def test_what_holds_no_space_stays() -> None:
 
 
 @pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
-def test_who_is_named_already_is_left_out(policy: Policy) -> None:
+def test_who_is_named_already_is_left_out(policy: EvictionPolicy) -> None:
     rows = [Row(20 + age, burst=age) for age in range(10)]
     assert victims(policy, rows, bytes_wanted=2 * MIB, but_not=[20, 21, 99]) == [22, 23]
 
 
 @pytest.mark.parametrize("policy", [Lru(), Arc()], ids=lambda policy: policy.name)
-def test_no_rows_no_victims(policy: Policy) -> None:
+def test_no_rows_no_victims(policy: EvictionPolicy) -> None:
     assert victims(policy, []) == []
 
 

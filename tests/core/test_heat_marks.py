@@ -2,7 +2,7 @@
 
 import random
 
-from kvfs.storage.heat_file import MARKS_MAX, HeatMarks
+from kvfs.storage.age_clock import MARKS_MAX, HeatMarks
 
 S = 1_000_000_000
 

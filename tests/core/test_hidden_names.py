@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kvfs.core.hidden_names import HiddenNames, names_in
+from kvfs.core.shown_names import HiddenNames, names_in
 
 HASH = "2f6c1a90" * 8
 BLOCK = f"meta-llama-SEP-Llama-3.1-8B@0x02000002@0a@{HASH}.data"

@@ -7,7 +7,7 @@ from tests.support.mounts.mounting import ROOT
 
 #: Where the exact number is what matters: small ones, and two that differ by little.
 EXACT: Final = {
-    "kvfs/devices/unmountable.py",
+    "kvfs/devices/xfs.py",
     "kvfs/doctor/machine_rules.py",
     "kvfs/engine/attributes.py",
     "kvfs/engine/blocks/allocations.py",

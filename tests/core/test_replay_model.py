@@ -16,7 +16,7 @@ from kvfs.bench.replay.run import (
     written_bytes,
 )
 from kvfs.bench.replay.trace import Request, read_trace
-from kvfs.machine.drives import parse_written
+from kvfs.machine.hardware import parse_written
 from tests.support.store.trace import TRACE
 
 #: One operation a parameter and token, no attention to speak of, a drive of a byte a second.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.reuse_distance import FARTHEST, HASH_BITS, ReuseDistances
+from kvfs.core.reuse import FARTHEST, HASH_BITS, ReuseDistances
 
 BLOCK_BYTES: Final = 1 << 12
 #: Of every power of two a pool holds the same number of blocks, and the histogram is exact.
@@ -156,7 +156,7 @@ def test_nothing_is_predicted_before_the_first_reference() -> None:
 
 def test_old_references_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a change of the load the prediction follows it."""
-    monkeypatch.setattr("kvfs.core.reuse_distance._HALVED_AFTER", 100)
+    monkeypatch.setattr("kvfs.core.reuse._HALVED_AFTER", 100)
     distances, _ = watched([*range(60)], 128, 60)
     again, _ = watched(islice([*range(60)] * 20, 1200), 128, 60)
     assert predicted(distances, [64]) == [0]

@@ -16,9 +16,11 @@ from kvfs.core.rewriting import (
     Found,
     Kept,
     Loser,
+    Recent,
+    Refusal,
+    Refusals,
     Try,
 )
-from kvfs.core.second_tries import Recent, Refusal, Refusals
 from kvfs.core.types import InodeNo
 from tests.support.rules.rewrite_drawing import ANSWERS, KEEPS, KEPT
 

@@ -2,7 +2,7 @@
 
 import random
 
-from kvfs.core.shadow_caches import NO_SAMPLE, ShadowCaches
+from kvfs.core.ghosts import NO_SAMPLE, ShadowCaches
 
 
 def flooded(shadows: ShadowCaches, rounds: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.size_forecast import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, SizeForecast
+from kvfs.core.headroom import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, SizeForecast
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kvfs.core.directory_policy import EVICT, PIN, Policy
+from kvfs.core.directory_policy import EVICT, PIN, DirectoryPolicy
 from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
@@ -141,13 +141,13 @@ def test_a_policy_that_cannot_be_read_is_none(running: Host) -> None:
     below, _ = store.make_node(top, b"below", DIRECTORY, 0, 0)
     for name, value in ((EVICT, b"never"), (PIN, b"1")):
         store.set_xattr(top, name, value)
-    assert store.policy(below) == Policy(evict="never", pin=True)
+    assert store.policy(below) == DirectoryPolicy(evict="never", pin=True)
     store.spoil_row(xattr_key(top, EVICT))
     store.forget_policies()
-    assert store.policy(below) == Policy(pin=True)
+    assert store.policy(below) == DirectoryPolicy(pin=True)
     store.spoil_row(inode_key(top))
     store.forget_policies()
-    assert store.policy(below) == Policy()
+    assert store.policy(below) == DirectoryPolicy()
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from kvfs.engine.device_watch import DeviceWear
-from kvfs.machine.drives import drives_below, endurance_left, left_of, written_bytes
+from kvfs.machine.hardware import drives_below, endurance_left, left_of, written_bytes
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import loop_device
 

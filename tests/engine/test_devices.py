@@ -33,8 +33,8 @@ from kvfs.devices import (
     recognise,
     wait_released,
 )
-from kvfs.devices.capacity import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from kvfs.devices.detached import mount_detached
+from kvfs.devices.device import image_size_bytes, reserve_bytes, xfs_usable_bytes
 from tests.support.devices.loop import loops_over
 from tests.support.devices.pools import (
     DRIVE_BYTES,

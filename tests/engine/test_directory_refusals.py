@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import NotRoot, SourceBusy, SourceForeign, SourceFull, SourceMissing
-from kvfs.devices import destroy_source, directory, open_source, parent_fs
+from kvfs.devices import destroy_source, directory, open_source
 from kvfs.devices.detached import mount_detached
 from kvfs.engine.recovery.rebuild import found_pool
 from kvfs.storage.syscalls import Syscalls
@@ -134,7 +134,7 @@ def test_a_file_system_without_the_needed_calls_is_refused() -> None:
     with refused(SourceMissing, "/sys/kernel", "lacks"):
         fd = os.open("/sys/kernel", os.O_RDONLY)
         try:
-            parent_fs.try_out(fd, "/sys/kernel", parent_fs.fs_type_of(fd, "/sys/kernel"))
+            directory.try_out(fd, "/sys/kernel", directory.fs_type_of(fd, "/sys/kernel"))
         finally:
             os.close(fd)
 
@@ -160,7 +160,7 @@ def test_a_directory_that_another_mkfs_took_meanwhile_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with blank_source("directory") as source:
-        original = parent_fs.try_out
+        original = directory.try_out
 
         def overtaken(*arguments: object) -> None:
             monkeypatch.setattr(directory, "try_out", original)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvfs.core.eviction_reason import Reason
+from kvfs.core.changed import Reason
 from kvfs.core.lifecycle import State
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from tests.support.clients.stepping import until

@@ -17,8 +17,8 @@ from kvfs.core.records import Identity
 from kvfs.core.types import NAME_MAX_BYTES, TARGET_MAX_BYTES, InodeNo, Sequence, round_up
 from kvfs.devices import open_source
 from kvfs.devices.detached import mount_detached
+from kvfs.storage.extent_bytes import lacks_bytes
 from kvfs.storage.extents import Extents
-from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.file_xattrs import XATTR_FIXED, XATTR_NAME
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls

@@ -15,7 +15,7 @@ from kvfs.core.errors import FormatUnknown
 from kvfs.core.types import InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.journal import RESENT, Journal
-from kvfs.storage.notes import Notes
+from kvfs.storage.outliving import Notes
 from kvfs.storage.shared_table import WORD
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls

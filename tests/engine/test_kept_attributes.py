@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import NoSuchAttribute
-from kvfs.core.records import Identity, xattr_key
+from kvfs.core.records import AttributeRecord, Identity, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo, Sequence
 from kvfs.storage.file_xattrs import FileXattrs
 from kvfs.storage.syscalls import Syscalls

@@ -9,7 +9,7 @@ import pytest
 from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.machine.file_locks import DESCRIPTORS_MAX, holders
+from kvfs.machine.file_holders import DESCRIPTORS_MAX, holders
 from kvfs.machine.processes import Maker
 from tests.support.store.driven import Opened
 from tests.support.store.driven_faults import stand_in

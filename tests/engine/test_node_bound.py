@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.errors import NoSpace, NotFound
+from kvfs.core.index_room import NodeShares, bound_bytes, names_too_many, unevictable_bytes
 from kvfs.core.inode_rules import blank_record
-from kvfs.core.node_bound import NodeShares, bound_bytes, names_too_many, taken_bytes
 from kvfs.core.records import Counters
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from tests.support.store.stores import (
@@ -38,9 +38,9 @@ def owned_by(uid: int) -> InodeRecord:
 
 def test_what_is_evicted_costs_nothing_here() -> None:
     rows_bytes = 550 * 10_000
-    assert taken_bytes(Counters(blocks=10_000), rows_bytes) == 0
-    assert taken_bytes(Counters(directories=10), 5000) == 10 * 1024 + 5000
-    assert taken_bytes(Counters(symlinks=10), 5000) == 10 * 5 * 1024 + 5000
+    assert unevictable_bytes(Counters(blocks=10_000), rows_bytes) == 0
+    assert unevictable_bytes(Counters(directories=10), 5000) == 10 * 1024 + 5000
+    assert unevictable_bytes(Counters(symlinks=10), 5000) == 10 * 5 * 1024 + 5000
 
 
 def test_the_bound_is_a_share_of_the_capacity() -> None:
@@ -96,7 +96,7 @@ def test_a_user_makes_symlinks_up_to_the_bound_and_others_store_on(
     with pytest.raises(NoSpace, match="share"):  # noqa: PT012
         for made in range(100_000):
             store.make_node(mine, b"%06d" % made, SYMLINK, USER, 0, target)
-    held_bytes = taken_bytes(store.counters, store.index_rows_bytes())
+    held_bytes = unevictable_bytes(store.counters, store.index_rows_bytes())
     assert CAPACITY_BYTES // 4 <= held_bytes < CAPACITY_BYTES // 3
     for refused in (DIRECTORY, SYMLINK):
         with pytest.raises(NoSpace):

@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.core.errors import SourceBusy
 from kvfs.devices import destroy_source, open_source, wait_released, xfs
-from kvfs.devices.outlived import Outlived, outlived
+from kvfs.devices.busy import Outlived, outlived
 from tests.support.devices.loop import loops_over
 from tests.support.devices.pools import Source, blank_source, format_source, refused
 

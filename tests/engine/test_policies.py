@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kvfs.core.directory_policy import DRAFTS, EVICT, PIN, Policy
+from kvfs.core.directory_policy import DRAFTS, EVICT, PIN, DirectoryPolicy
 from kvfs.core.errors import DeadInode, InvalidRequest, NoSuchAttribute, NotPermitted, UsageError
 from kvfs.core.settings import Settings
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
@@ -66,7 +66,7 @@ def test_a_tree_deeper_than_a_stack_inherits_too(running: Host) -> None:
     deepest = ROOT_INODE
     for _ in range(1500):
         deepest = make_directory(running, b"d", deepest)
-    assert running.store.policy(deepest) == Policy(drafts_of_owner=True)
+    assert running.store.policy(deepest) == DirectoryPolicy(drafts_of_owner=True)
 
 
 def test_a_policy_survives_a_restart(running: Host) -> None:
@@ -87,12 +87,14 @@ def test_the_settings_file_speaks_for_paths_and_an_attribute_wins(running: Host)
     text = '[policies."/lmcache"]\ndrafts = "owner"\nevict = "never"\n[policies."/"]\npin = true\n'
     policies = Settings.from_toml(text).policies
     running.start(settings=dataclasses.replace(running.settings, policies=policies))
-    assert running.store.policy(below) == Policy(drafts_of_owner=True, evict="never", pin=True)
-    assert running.store.policy(ROOT_INODE) == Policy(pin=True)
+    assert running.store.policy(below) == DirectoryPolicy(
+        drafts_of_owner=True, evict="never", pin=True
+    )
+    assert running.store.policy(ROOT_INODE) == DirectoryPolicy(pin=True)
     running.store.set_xattr(top, EVICT, b"auto")
     assert value(running, below, EVICT) == b"auto"
     running.store.rename(ROOT_INODE, b"lmcache", ROOT_INODE, b"else")
-    assert running.store.policy(below) == Policy(pin=True)
+    assert running.store.policy(below) == DirectoryPolicy(pin=True)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_a_word_that_no_policy_knows_is_refused(running: Host, name: bytes, word
     top = make_directory(running, b"top")
     with pytest.raises(InvalidRequest):
         running.store.set_xattr(top, name, word)
-    assert running.store.policy(top) == Policy()
+    assert running.store.policy(top) == DirectoryPolicy()
 
 
 def test_policies_belong_to_directories_and_pins_to_blocks_too(running: Host) -> None:

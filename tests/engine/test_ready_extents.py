@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.errors import NoSpace
+from kvfs.core.headroom import FORGET_S
 from kvfs.core.settings import Settings
-from kvfs.core.size_forecast import FORGET_S
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ready_extents import ReadyExtent, ReadyExtents

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.core.types import ROOT_INODE
-from kvfs.devices.parent_fs import superblock_of
+from kvfs.devices.directory import superblock_of
 from tests.support.clients.stepping import until
 from tests.support.devices.power_cuts.power import Cut, shut_down
 from tests.support.mounts.mounting import loop_device, workplace

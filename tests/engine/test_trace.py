@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvfs.bench.replay.trace import Request, footprint, read_trace
-from kvfs.core.eviction_policy import Columns, Lru, Policy, policy_named
+from kvfs.core.eviction_policy import Columns, EvictionPolicy, Lru, policy_named
 from kvfs.storage.heat import Heat
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.trace import TRACE, Habits, Outcome, replay, replay_cleaned
@@ -44,7 +44,7 @@ def pool_fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def outcome(pool_fd: int, requests: list[Request], policy: Policy, percent: int) -> Outcome:
+def outcome(pool_fd: int, requests: list[Request], policy: EvictionPolicy, percent: int) -> Outcome:
     """Replay *requests* on a pool of *percent* of their blocks."""
     heat = Heat(pool_fd, Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
     found = replay(requests, heat, footprint(requests) * percent // 100)

@@ -18,7 +18,7 @@ from kvfs.bench.crew import Workers, hear, tell
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.sides import ReplaySide, Sides
 from kvfs.bench.replay.trace import Request
-from kvfs.machine.drives import written_bytes as written_to
+from kvfs.machine.hardware import written_bytes as written_to
 
 #: How many prompts a side serves before the next one has its turn: so whatever else the machine
 #: does falls on all sides alike.

@@ -17,7 +17,7 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.processes import NO_DESCRIPTOR, SERVER
 from kvfs.pool.pool import Pool
-from kvfs.storage.fiemap import lacks_bytes
+from kvfs.storage.extent_bytes import lacks_bytes
 
 _log: Final = logging.getLogger(__name__)
 

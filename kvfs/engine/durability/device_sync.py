@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from kvfs.storage.extent_checksum import FinalChecksum, new_buffer
-from kvfs.storage.fiemap import lacks_bytes
+from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.syscalls import (
     SYNC_FILE_RANGE_WRITE,
     SYNC_FILE_RANGE_WRITE_AND_WAIT,

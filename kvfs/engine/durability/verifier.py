@@ -20,8 +20,8 @@ from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.durable.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
-from kvfs.storage.extent_checksum import device_crc, new_buffer
-from kvfs.storage.quarantine import Quarantine
+from kvfs.storage.extent_bytes import device_crc, new_buffer
+from kvfs.storage.kept_aside import Quarantine
 
 _log: Final = logging.getLogger(__name__)
 

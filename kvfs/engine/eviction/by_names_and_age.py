@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.core.changed import Reason
 from kvfs.core.eviction_policy import EVICTABLE, Columns, coldest_empty, coldest_names
-from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims, used_since

@@ -11,10 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfs.core.changed import Why
+from kvfs.core.changed import Reason, Why
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
-from kvfs.core.eviction_reason import Reason
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.eviction.victims import Victims, look_at, sidecars_of

@@ -15,8 +15,8 @@ from typing import Final
 from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.index_room import attribute_bytes
 from kvfs.core.lifecycle import State
-from kvfs.core.node_bound import attribute_bytes
 from kvfs.core.records import (
     INODE_PREFIX,
     XATTR_PREFIX,
@@ -170,7 +170,7 @@ class StartScan:
     # ---- the listeners ----
 
     def _share(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Count what is never evicted, by user (node_bound.py)."""
+        """Count what is never evicted, by user (index_room.py)."""
         if record.state == State.NODE:
             self._pool.space.node_shares.find(ino, record)
         self._pool.space.node_shares.reach(ino)

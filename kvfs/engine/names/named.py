@@ -14,7 +14,7 @@ from kvfs.core.errors import Damaged, PathMissing, UsageError
 from kvfs.core.eviction_policy import EVICTABLE, Columns, Rank
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.path_pattern import PathPattern, Reached
-from kvfs.core.printable import printable
+from kvfs.core.shown_names import printable
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.pool.pool import Pool

@@ -7,7 +7,6 @@ checks permissions. Directories have times as in POSIX: a changed listing change
 import stat
 from typing import Final, Protocol
 
-from kvfs.core.ascent import Ascent
 from kvfs.core.changed import Why
 from kvfs.core.errors import (
     Damaged,
@@ -21,10 +20,9 @@ from kvfs.core.errors import (
     NotFound,
     ReadOnly,
 )
-from kvfs.core.inode_rules import new_record, refuse_mismatch
+from kvfs.core.inode_rules import Ascent, new_record, refuse_mismatch
 from kvfs.core.lifecycle import State
-from kvfs.core.rewriting import FORMER_NAME
-from kvfs.core.second_tries import Place, Recent
+from kvfs.core.rewriting import FORMER_NAME, Place, Recent
 from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker

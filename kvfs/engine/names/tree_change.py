@@ -13,12 +13,11 @@ import contextlib
 import stat
 from typing import NamedTuple
 
-from kvfs.core.changed import NO_ATTRIBUTES, Attributes, Changed, Why
+from kvfs.core.changed import NO_ATTRIBUTES, Attributes, Changed, Reason, Why
 from kvfs.core.errors import Damaged, DeadInode, NotADirectory
-from kvfs.core.eviction_reason import Reason
 from kvfs.core.inode_rules import counted
 from kvfs.core.lifecycle import UNFINISHED, Event, State, after
-from kvfs.core.second_tries import Place, Recent
+from kvfs.core.rewriting import Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.measure import measured

@@ -11,10 +11,9 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import FINAL, SLABS, State
-from kvfs.core.records import HAS_HOLES, IS_SLAB, Identity
+from kvfs.core.records import HAS_HOLES, IS_SLAB, AttributeRecord, Identity
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.storage.extents import Extents
@@ -101,7 +100,7 @@ def newer_attributes(
     """Return the attributes in the file of *ino* if they are newer than *record*; else None.
 
     A change of attributes has a sequence number like a change of the name
-    (core/attribute_record.py): *ino* has the old ones or the new ones. Raises OSError.
+    (core/records.py): *ino* has the old ones or the new ones. Raises OSError.
     """
     found = attributes_of(extents, ino, claim)
     return None if found is None or found.sequence <= record.sequence else found.attributes

@@ -11,10 +11,9 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import SETTLED, State
-from kvfs.core.records import HAS_HOLES
+from kvfs.core.records import HAS_HOLES, AttributeRecord
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.devices import Device
@@ -34,10 +33,9 @@ from kvfs.storage.index import Index
 from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import index_path, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
-from kvfs.storage.quarantine import Quarantine
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
-from kvfs.storage.stray_files import StrayFiles
 from kvfs.storage.syscalls import Syscalls
 
 

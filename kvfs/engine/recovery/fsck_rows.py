@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 from kvfs.core.errors import Damaged
+from kvfs.core.inode_rules import TreeCount
 from kvfs.core.records import (
     CHILD_PREFIX,
     INODE_PREFIX,
@@ -24,7 +25,6 @@ from kvfs.core.records import (
     parse_xattr_key,
     unseal,
 )
-from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import drop_rows, put_counts
 from kvfs.storage.index import Index

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import IndexDamaged, NoSpace
-from kvfs.core.inode_rules import blank_record
+from kvfs.core.inode_rules import TreeCount, blank_record
 from kvfs.core.lifecycle import State
 from kvfs.core.pool_layout import INDEX, INDEX_NEW
 from kvfs.core.records import (
@@ -25,7 +25,6 @@ from kvfs.core.records import (
     parse_inodes,
 )
 from kvfs.core.settings import Settings
-from kvfs.core.tree_count import TreeCount
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record

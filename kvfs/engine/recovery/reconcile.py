@@ -17,9 +17,9 @@ from collections.abc import Container, Iterator
 from itertools import chain, islice
 from typing import Final
 
-from kvfs.core.ascent import Ascent
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
+from kvfs.core.inode_rules import Ascent
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange

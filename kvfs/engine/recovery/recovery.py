@@ -44,8 +44,7 @@ from kvfs.storage.index_checkpoint import (
 from kvfs.storage.index_swap import index_path, open_index, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
-from kvfs.storage.notes import Notes
-from kvfs.storage.outliving import Outliving
+from kvfs.storage.outliving import Notes, Outliving
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 

@@ -11,7 +11,7 @@ from kvfs.engine.rewrite.versions import DisplacedDrafts
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ready_extents import ReadyExtent
 from kvfs.pool.pool_parts import OpenParts
-from kvfs.storage.notes import Notes
+from kvfs.storage.outliving import Notes
 
 _AWAITED_NOTE: Final = b"rewrite/awaited"
 

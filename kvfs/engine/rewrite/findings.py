@@ -14,12 +14,11 @@ import stat
 from typing import Final, Protocol
 
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
-from kvfs.core.rewriting import Found, Loser, Try
-from kvfs.core.second_tries import Place, Refusal
+from kvfs.core.rewriting import Found, Loser, Place, Refusal, Try
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
-from kvfs.machine.file_locks import holders
+from kvfs.machine.file_holders import holders
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool

@@ -23,9 +23,10 @@ from kvfs.core.rewriting import (
     REFUSAL,
     Answer,
     Found,
+    Refusal,
+    Refusals,
     Try,
 )
-from kvfs.core.second_tries import Refusal, Refusals
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange

@@ -18,8 +18,7 @@ from kvfs.core.changed import Why
 from kvfs.core.errors import NotFound
 from kvfs.core.inode_rules import refuse_mismatch
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED, State, is_temporary
-from kvfs.core.rewriting import CONTENDED, DISPLACED
-from kvfs.core.second_tries import Place, Recent
+from kvfs.core.rewriting import CONTENDED, DISPLACED, Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange

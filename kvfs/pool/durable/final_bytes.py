@@ -16,9 +16,8 @@ from kvfs.core.types import InodeNo
 from kvfs.devices import Device
 from kvfs.pool.durable.identities import Identities, carries_identity
 from kvfs.pool.open.open_inodes import OpenInodes
-from kvfs.storage.extent_checksum import FinalChecksum, new_buffer
+from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.extents import Extents
-from kvfs.storage.fiemap import lacks_bytes
 from kvfs.storage.index import Index
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls

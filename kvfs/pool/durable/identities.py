@@ -11,11 +11,10 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
-from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, Identity
+from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.durable.not_durable import AttributeRecords, NotDurable, is_quick
 from kvfs.pool.durable.not_durable import Change as AttributeChange
@@ -269,7 +268,7 @@ class Identities:
     ) -> None:
         """Write the identity of a block whose bytes are durable. Raises NoSpace, OSError.
 
-        *content_crc* is the CRC32C of its bytes, None if there is none (extent_checksum.py).
+        *content_crc* is the CRC32C of its bytes, None if there is none (extent_bytes.py).
         *fd*, if the extent is open anyway, halves the cost.
         """
         identity = identity_of(ino, record)

@@ -8,7 +8,7 @@ it, and a sync of everything waits for that search first (``gaps``). All other b
 identity.
 
 *Attributes*: user xattrs, pins and policies. The index has them at once, but may lose them in a
-power loss. A record in the file of their inode keeps them (core/attribute_record.py). It is written
+power loss. A record in the file of their inode keeps them (core/records.py). It is written
 in the background, before the identity with the new sequence number. The next flush of the
 durability pass makes both durable.
 """
@@ -19,12 +19,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.attribute_record import AttributeRecord
 from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.records import AttributeRecord
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.undurable_table import Lacks, Row, UndurableTable
+from kvfs.storage.undurable_table import Lacks, UndurableRow, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 #: Larger records block: XFS writes values that fill most of a block apart, and waits for that.
@@ -129,7 +129,7 @@ class NotDurable:
 
     # ---- what the list may lack ----
 
-    def recall(self, rows: Iterable[Row]) -> None:
+    def recall(self, rows: Iterable[UndurableRow]) -> None:
         """List what the last server had listed, oldest first, with its age."""
         for row in rows:
             self._list(row.ino, row.since_s, row.size_bytes)
@@ -304,7 +304,7 @@ class AttributeRecords:
         if self._changed.pop(ino, None) is not None:
             self._memory.drop(Lacks.ATTRIBUTES, ino)
 
-    def recall(self, changed: Iterable[Row], flush_since_s: float | None) -> None:
+    def recall(self, changed: Iterable[UndurableRow], flush_since_s: float | None) -> None:
         """Take over the changes that waited in the last server, with their ages.
 
         *flush_since_s*: since when written changes wait for a flush; None: there are none.

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-from kvfs.core.changed import Changed, Why
-from kvfs.core.eviction_reason import Reason, reason_for
+from kvfs.core.changed import Changed, Reason, Why, reason_for
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 from typing import Any, Final
 
-from kvfs.core.age_histogram import AgeHistogram
 from kvfs.core.checksum import crc32c
-from kvfs.core.evicted_names import EvictedNames
-from kvfs.core.reuse_distance import ReuseDistances
+from kvfs.core.reuse import AgeHistogram, EvictedNames, ReuseDistances
 from kvfs.core.types import InodeNo, InodeRecord
 
 #: The longest time between the lookup and the RENAME of one system call, on a machine that is short

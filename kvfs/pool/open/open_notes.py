@@ -1,4 +1,4 @@
-"""Notes about open inodes, for a server that takes over the mount (storage/notes.py).
+"""Notes about open inodes, for a server that takes over the mount (storage/outliving.py).
 
 The handle table (mount/files/handles.py) says who has them open, and ``Living`` is what was read
 from it. Index and extents say most of the rest. Notes are for what none of these says: inodes
@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged
+from kvfs.core.index_room import attributes_bytes
 from kvfs.core.lifecycle import State
-from kvfs.core.node_bound import attributes_bytes
 from kvfs.core.records import pack_inode, parse_inode
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.space.space import Space
-from kvfs.storage.notes import Notes
+from kvfs.storage.outliving import Notes
 
 #: Most bytes of the attributes of all inodes without a name. The index bounds those of inodes with
 #: a name; these are in memory, and a client may open and remove as many files as it likes.

@@ -1,7 +1,7 @@
 """Ready extents: created, preallocated and registered before a CREATE needs them.
 
 A create on the hot path then allocates nothing. How many are kept follows the demand
-(size_forecast.py); an extent that is not needed is unlinked. Everything runs on the loop's thread.
+(headroom.py); an extent that is not needed is unlinked. Everything runs on the loop's thread.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError, NoSpace
+from kvfs.core.headroom import SizeForecast
 from kvfs.core.settings import Settings
-from kvfs.core.size_forecast import SizeForecast
 from kvfs.core.types import BackingId, InodeNo
-from kvfs.machine.descriptor_shares import ready_max
+from kvfs.machine.process_limits import ready_max
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.space.space import Space

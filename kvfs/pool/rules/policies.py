@@ -10,7 +10,6 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.core.ascent import Ascent
 from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import (
     DRAFTS,
@@ -22,10 +21,11 @@ from kvfs.core.directory_policy import (
     PUBLISH,
     TTL,
     VALUES,
-    Policy,
+    DirectoryPolicy,
     ttl_of,
 )
 from kvfs.core.errors import Damaged
+from kvfs.core.inode_rules import Ascent
 from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.pool.rules.paths import path_of
 from kvfs.storage.index import Index
@@ -43,7 +43,7 @@ class Policies:
         """*configured*: the settings' policies by path below the mountpoint (``/``: the root)."""
         self._index = index
         self._configured = configured
-        self._cached: dict[InodeNo, Policy] = {}
+        self._cached: dict[InodeNo, DirectoryPolicy] = {}
         #: The shortest ttl of any directory since the start; None: there is none.
         self.shortest_ttl_s: float | None = None
         for said in configured.values():
@@ -65,14 +65,14 @@ class Policies:
             if ttl_s is not None and (self.shortest_ttl_s is None or ttl_s < self.shortest_ttl_s):
                 self.shortest_ttl_s = ttl_s
 
-    def of(self, directory: InodeNo) -> Policy:
+    def of(self, directory: InodeNo) -> DirectoryPolicy:
         """Return the policy in force in *directory*, including what it inherits."""
         policy = self._cached.get(directory)
         if policy is not None:
             return policy
         # No recursion: a tree may be deeper than Python's stack.
         below: list[tuple[InodeNo, bytes]] = []
-        policy, ascent = Policy(), Ascent()
+        policy, ascent = DirectoryPolicy(), Ascent()
         while (known := self._cached.get(directory)) is None:
             record = self._index.inode_or_miss(directory)
             if record is None or not ascent.goes_on(directory):
@@ -97,7 +97,7 @@ class Policies:
         """Clear the cache, because a policy was set, or a directory moved."""
         self._cached.clear()
 
-    def _with(self, inherited: Policy, directory: InodeNo, path: str) -> Policy:
+    def _with(self, inherited: DirectoryPolicy, directory: InodeNo, path: str) -> DirectoryPolicy:
         """Return *inherited* with the changes that *directory*, at *path*, sets itself."""
         for name, value in self._said(directory, path):
             if name == DRAFTS:

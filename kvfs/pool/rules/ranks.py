@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.checksum import crc32c
-from kvfs.core.directory_policy import PIN, Policy
+from kvfs.core.directory_policy import PIN, DirectoryPolicy
 from kvfs.core.errors import Damaged, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
@@ -229,7 +229,7 @@ class Ranks:
         if ino in self._heat:
             self._heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
 
-    def why_kept(self, ino: InodeNo, policy: Policy) -> str | None:
+    def why_kept(self, ino: InodeNo, policy: DirectoryPolicy) -> str | None:
         """Return what keeps *ino*, in a directory with *policy*, from eviction; None: nothing."""
         if policy.evict == "never":
             return "evict=never"

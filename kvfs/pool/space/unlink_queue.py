@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.space.space import Space
 from kvfs.storage.background import Background
-from kvfs.storage.stray_files import Stray, StrayFiles
+from kvfs.storage.kept_aside import Stray, StrayFiles
 
 _log: Final = logging.getLogger(__name__)
 #: Unlinking takes some 5 us per MiB of page cache. Larger extents are unlinked in a thread.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.core.errors import NotDurable, PathMissing, UsageError
+from kvfs.core.errors import PathMissing, SyncedTooLittle, UsageError
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.mounts.places import blank_place, small_mount
 
@@ -96,7 +96,7 @@ def test_what_a_process_may_still_write_is_told(mounted: Mounted) -> None:
         file.flush()
         mapping = mapped(file.fileno())
     failed = run_kvfs("sync", str(mounted.path), check=False)
-    assert failed.returncode == NotDurable.exit_code
+    assert failed.returncode == SyncedTooLittle.exit_code
     assert "1 block not durable: a process has them mapped" in failed.stderr
     ctypes.memmove(mapping, b"new", 3)
     assert LIBC.munmap(mapping, BLOCK_BYTES) == 0
@@ -120,5 +120,5 @@ def test_what_it_cannot_do_it_says_in_a_line(
 def test_time_that_is_over_is_an_error(mounted: Mounted) -> None:
     store(mounted.path / "d", 5)
     failed = run_kvfs("sync", "--timeout", "0", str(mounted.path), check=False)
-    assert failed.returncode == NotDurable.exit_code
+    assert failed.returncode == SyncedTooLittle.exit_code
     assert "not durable after 0 s" in failed.stderr

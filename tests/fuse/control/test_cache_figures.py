@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.core.eviction_reason import Reason
+from kvfs.core.changed import Reason
 from tests.support.clients.cache_client import CacheClient
 from tests.support.clients.stepping import until
 from tests.support.kernel.calls import write_file

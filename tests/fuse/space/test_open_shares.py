@@ -23,7 +23,7 @@ from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 #: The fewest that a server starts with.
 FILES: Final = 1024
-#: Of them, what all clients' files may cost together (kvfs/machine/descriptor_shares.py).
+#: Of them, what all clients' files may cost together (kvfs/machine/process_limits.py).
 CLIENTS: Final = 128
 SHARE: Final = 0.1
 HALF: Final = 0.5

@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.cli import umount
 from kvfs.core import errors
-from kvfs.machine.mounted_elsewhere import elsewhere
+from kvfs.machine.mount_table import elsewhere
 from tests.fuse.conftest import require_passthrough
 from tests.support.devices.pools import blank_source
 from tests.support.mounts.mounting import Mounted, run_kvfs, workplace

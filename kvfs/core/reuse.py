@@ -1,9 +1,10 @@
-"""What the hit rate would be in a pool of another size, from sampled reuse distances.
+"""How blocks come back: after how many bytes, how soon after their eviction, at which age.
 
-The reuse distance of a reference is how many bytes of other blocks were used since the block was
-used last. A larger pool with LRU eviction still has the block (Mattson et al., 1970). It is enough
-to follow the names with a low hash (SHARDS: Waldspurger et al., FAST 2015): among a share R of all
-names, each distance is R times the true one. R is lowered when too many names are followed.
+Reuse distances, of a sample, tell what the hit rate would be in a pool of another size. The reuse
+distance of a reference is how many bytes of other blocks were used since the block was used last. A
+larger pool with LRU eviction still has the block (Mattson et al., 1970). It is enough to follow the
+names with a low hash (SHARDS: Waldspurger et al., FAST 2015): among a share R of all names, each
+distance is R times the true one. R is lowered when too many names are followed.
 
 Each followed name has a position, in the order of last use. A distance is the sum of the sizes
 behind a position; partial sums over _PART positions make it two short sums.
@@ -11,7 +12,10 @@ behind a position; partial sums over _PART positions make it two short sums.
 
 import math
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final, NamedTuple
+
+import numpy as np
 
 HASH_BITS: Final = 32
 _HASHES: Final = 1 << HASH_BITS
@@ -208,3 +212,85 @@ class ReuseDistances:
 def _bucket(distance_bytes: int) -> int:
     """Return the bucket of *distance_bytes*. A pool of exactly that size has the block."""
     return min(int(_STEPS * math.log2(max(1, distance_bytes - 1))), _STEPS * _OCTAVES - 1)
+
+
+_TICKS_PER_S: Final = 16
+_MASK: Final = (1 << 32) - 1
+
+
+class EvictedNames:
+    """The times of the last evictions, by name: tells how soon each was asked for again.
+
+    A hash table without chains: each name has one slot, and a later name overwrites an earlier one.
+    A slot has 32 bits of the name's hash and 32 bits of time.
+    """
+
+    def __init__(self, names_max: int) -> None:
+        """Remember up to *names_max* names, a power of two, of 8 bytes each."""
+        assert names_max & names_max - 1 == 0, "a slot is chosen by the low bits"
+        # The kernel allocates the memory of a slot when it is first used.
+        self._slots = np.zeros(names_max, np.uint64).data
+
+    def note(self, name_hash: int, now_s: float) -> None:
+        """Note that the name with this 32-bit hash was evicted at *now_s* (monotonic clock)."""
+        self._slots[name_hash & len(self._slots) - 1] = name_hash << 32 | _ticks(now_s)
+
+    def __contains__(self, name_hash: int) -> bool:
+        held = self._slots[name_hash & len(self._slots) - 1]
+        return bool(held) and held >> 32 == name_hash
+
+    def take(self, name_hash: int, now_s: float) -> float | None:
+        """Return how long ago (s) the name was evicted, and forget it; None if that is unknown."""
+        if name_hash not in self:
+            return None
+        slot = name_hash & len(self._slots) - 1
+        held = self._slots[slot]
+        self._slots[slot] = 0
+        return (_ticks(now_s) - held & _MASK) / _TICKS_PER_S
+
+
+def _ticks(now_s: float) -> int:
+    """Return the time in ticks, in 32 bits; never 0, which means an empty slot."""
+    return int(now_s * _TICKS_PER_S) + 1 & _MASK or 1
+
+
+#: Buckets per doubling of the age. All ages below _YOUNGEST_S share the first bucket.
+_AGE_STEPS: Final = 4
+_YOUNGEST_S: Final = 2**-6
+#: Enough for ages up to some 500 years.
+_AGE_BUCKETS: Final = _AGE_STEPS * 40
+#: After this many ages all counts are halved, so that the quantiles follow the current load.
+_AGES_HALVED_AFTER: Final = 1 << 16
+#: The median, and the range in which 80 % of the ages lie.
+_QUANTILES: Final = (("p10_s", 0.1), ("p50_s", 0.5), ("p90_s", 0.9))
+
+
+class AgeHistogram:
+    """Counts of ages in seconds. Its quantiles are right to within a tenth."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _AGE_BUCKETS
+        self._total = 0
+
+    def add(self, age_s: float) -> None:
+        """Count one age. A negative one (the clock was set back) counts as 0."""
+        bucket = int(_AGE_STEPS * math.log2(max(age_s, _YOUNGEST_S) / _YOUNGEST_S))
+        self._counts[min(bucket, _AGE_BUCKETS - 1)] += 1
+        self._total += 1
+        if self._total >= _AGES_HALVED_AFTER:
+            self._counts = [count // 2 for count in self._counts]
+            self._total = sum(self._counts)
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the age (s) that *share* of all ages do not exceed; None without ages."""
+        if not self._total:
+            return None
+        wanted = max(1, math.ceil(share * self._total))
+        bucket = next(at for at, sum_ in enumerate(accumulate(self._counts)) if sum_ >= wanted)
+        # The middle of the bucket, in doublings.
+        return _YOUNGEST_S * 2 ** ((bucket + 0.5) / _AGE_STEPS)
+
+    def quantiles_s(self) -> dict[str, float | None]:
+        """Return the quantiles (s) that `kvfs status` shows, under the names it uses."""
+        found = {name: self.quantile_s(share) for name, share in _QUANTILES}
+        return {name: None if age_s is None else round(age_s, 3) for name, age_s in found.items()}

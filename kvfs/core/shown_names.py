@@ -1,14 +1,24 @@
-"""Replaces the names of blocks by digests, in texts that are given to other people.
+"""How names are shown: safe for a terminal, and as digests in texts for other people.
 
-A block's name contains the hash of a prompt: whoever guesses a prompt can tell from the name that
-it was used. With one key a name always has the same digest, so that texts can be compared. A key is
-used for one set of texts and kept nowhere.
+Any user who stores a file chooses its name. A block's name contains the hash of a prompt: whoever
+guesses a prompt can tell from the name that it was used. With one key a name always has the same
+digest, so that texts can be compared. A key is used for one set of texts and kept nowhere.
 """
 
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+
+def printable(text: str) -> str:
+    """Return *text* with all unprintable characters escaped, such as line breaks and ESC."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
 
 _DIGEST_BYTES: Final = 5
 _DIGEST: Final = re.compile(r"name-[0-9a-f]{10}(?:\.[a-z]{1,12})?")
