@@ -187,7 +187,7 @@ class Arc:
     def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
         """A block was stored. If evicted lately, adapt the space of its kind and return True."""
         lives = self._lives()
-        kind = self._ghosts.take(name_hash, lives)
+        kind = self._ghosts.pop(name_hash, lives)
         if kind is None:
             return False
         live = [max(1, min(pair)) for pair in zip(self._ghosts.counts, lives, strict=True)]
@@ -262,7 +262,7 @@ class Adaptive:
         """A block was stored; True if it was evicted lately."""
         if not name_hash & self._shadows.sample_bits:
             self._shadows.use(name_hash)
-        return self._ghosts.take(name_hash, self._lives()) is not None
+        return self._ghosts.pop(name_hash, self._lives()) is not None
 
     def evicted(self, name_hash: int, allocated_bytes: int, touches: int) -> None:
         """Remember the name; the pool is full, so its size is known."""

@@ -34,7 +34,7 @@ class Ghosts:
         self.counts = [0, 0]
 
     def remember(self, name_hash: int, *, frequent: bool, lives: tuple[int, int]) -> None:
-        """A block was evicted; *lives* as in ``take``."""
+        """A block was evicted; *lives* as in ``pop``."""
         slots_max = self._slots_a_life * sum(lives)
         if 2 * sum(self.counts) > len(self._slots) and len(self._slots) < slots_max:
             self._widen()
@@ -46,7 +46,7 @@ class Ghosts:
         self._slots[slot] = name_hash << _NAME_SHIFT | when << 1 | frequent
         self.counts[frequent] += 1
 
-    def take(self, name_hash: int, lives: tuple[int, int]) -> int | None:
+    def pop(self, name_hash: int, lives: tuple[int, int]) -> int | None:
         """Return the kind of this name's ghost, 0 or 1, and forget it; None if there is none.
 
         A ghost lives for *lives* evictions of its kind.

@@ -75,8 +75,8 @@ class Headroom:
         self._taken_bytes = 0.0
         self._updated_s = 0.0
 
-    def note(self, size_bytes: int, now_s: float) -> None:
-        """Note that writers took *size_bytes*."""
+    def count(self, size_bytes: int, now_s: float) -> None:
+        """Count *size_bytes* that writers took."""
         self._decay(now_s)
         self._taken_bytes += size_bytes
 
@@ -127,7 +127,7 @@ class _Rate:
         self._updated_s = now_s
         self.seen_s = now_s
 
-    def note(self, now_s: float) -> None:
+    def count(self, now_s: float) -> None:
         self.seen_s = now_s
         self._decay(now_s)
         self._rate += 1.0 / RATE_WINDOW_S
@@ -157,7 +157,7 @@ class _Sizes:
         self._present_bytes = 0
         self._count = 0
 
-    def note(self, size_bytes: int) -> None:
+    def add(self, size_bytes: int) -> None:
         self.last_bytes = size_bytes
         part = _USUAL_OF if self._mean_bytes else 1
         self._mean_bytes += (size_bytes - self._mean_bytes) / part
@@ -202,7 +202,7 @@ class SizeForecast:
         if sizes is None:
             self._believed.append(size_bytes <= self.expected_bytes(parent))
             sizes = directories[parent] = _Sizes()
-        sizes.note(size_bytes)
+        sizes.add(size_bytes)
         directories.move_to_end(parent)
         if len(directories) > self._directories_max:
             directories.popitem(last=False)
@@ -211,7 +211,7 @@ class SizeForecast:
 
     def note_created(self, size_bytes: int, now_s: float) -> None:
         """Note that a draft took an extent of *size_bytes*, ready or not."""
-        self._rate(round_up(size_bytes), now_s).note(now_s)
+        self._rate(round_up(size_bytes), now_s).count(now_s)
 
     def expected_bytes(self, parent: InodeNo) -> int:
         """Return the size the next block of *parent* will likely have; 0 means unknown."""

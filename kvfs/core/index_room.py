@@ -69,18 +69,18 @@ class IndexRoom:
         self._eviction_begin_bytes = map_bytes - 2 * int(kept_bytes)
         #: Whether the last check found no space for a new name or attribute.
         self.crowded = False
-        self.look()
+        self.measure()
 
     def note_commit(self) -> None:
         """Note that a transaction was committed."""
         self._commits_to_look -= 1
         if self._commits_to_look <= 0:
-            self.look()
+            self.measure()
 
     def require(self, rows: Mapping[bytes, bytes | None]) -> None:
         """Raise NoSpace if *rows* (None: a removed one) add a name and there is no space."""
         if self.crowded and _grows(rows):
-            self.look()
+            self.measure()
             if self.crowded:
                 raise NoSpace("index: its map or the device takes no more names")
 
@@ -94,7 +94,7 @@ class IndexRoom:
         """Whether blocks are evicted for names, which stops a page below where it begins."""
         return self.rows_bytes() > self._eviction_begin_bytes * _BINDING_SHARE
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Ask LMDB how much space is left."""
         end_bytes = self._growth_end_bytes
         if self._file_end_bytes is not None:

@@ -115,7 +115,7 @@ class TreeCount:
         self._used_bytes = 0
         self._sequence = 0
 
-    def note(self, ino: InodeNo, record: InodeRecord) -> bool:
+    def count(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Count *ino* and return True; return False if its parents do not lead to the root."""
         self._sequence = max(self._sequence, record.sequence)
         is_directory = stat.S_ISDIR(record.mode)
@@ -147,7 +147,7 @@ class TreeCount:
         return known
 
     def counters(self) -> Counters:
-        """Return the counters of what was noted so far."""
+        """Return the counters of what was counted so far."""
         by_kind = dict(self._by_kind)
         return Counters(
             blocks=by_kind.pop(stat.S_IFREG, 0),

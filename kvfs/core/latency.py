@@ -63,7 +63,7 @@ class RecentLatency(Latency):
         self._before = self._last = [0] * _BUCKETS
         self._began_s: float | None = None
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Begin the next interval when it is due."""
         if self._began_s is None:
             self._began_s = now_s

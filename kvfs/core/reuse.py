@@ -231,15 +231,15 @@ class EvictedNames:
         # The kernel allocates the memory of a slot when it is first used.
         self._slots = np.zeros(names_max, np.uint64).data
 
-    def note(self, name_hash: int, now_s: float) -> None:
-        """Note that the name with this 32-bit hash was evicted at *now_s* (monotonic clock)."""
+    def remember(self, name_hash: int, now_s: float) -> None:
+        """Remember that the name with this 32-bit hash was evicted at *now_s* (monotonic clock)."""
         self._slots[name_hash & len(self._slots) - 1] = name_hash << 32 | _ticks(now_s)
 
     def __contains__(self, name_hash: int) -> bool:
         held = self._slots[name_hash & len(self._slots) - 1]
         return bool(held) and held >> 32 == name_hash
 
-    def take(self, name_hash: int, now_s: float) -> float | None:
+    def pop(self, name_hash: int, now_s: float) -> float | None:
         """Return how long ago (s) the name was evicted, and forget it; None if that is unknown."""
         if name_hash not in self:
             return None

@@ -156,7 +156,7 @@ class Recent(Generic[_Key, _Value]):
         self._kept = kept
         self._noted: OrderedDict[_Key, tuple[_Value, float]] = OrderedDict()
 
-    def note(self, key: _Key, value: _Value, now_s: float) -> None:
+    def remember(self, key: _Key, value: _Value, now_s: float) -> None:
         """Keep *value* from now on."""
         self._noted[key] = (value, now_s + self._kept.wait_s)
         self._noted.move_to_end(key)
@@ -168,7 +168,7 @@ class Recent(Generic[_Key, _Value]):
         noted = self._noted.get(key)
         return None if noted is None or noted[1] <= now_s else noted[0]
 
-    def take(self, key: _Key, now_s: float) -> _Value | None:
+    def pop(self, key: _Key, now_s: float) -> _Value | None:
         """Return what ``of`` returns, and forget it."""
         value = self.of(key, now_s)
         self._noted.pop(key, None)
@@ -231,7 +231,7 @@ class Refusals:
         """Return the refused request of *thread*, None if there is none."""
         return self._by_thread.get(thread)
 
-    def note(
+    def remember(
         self,
         thread: int,
         ino: InodeNo,
@@ -241,7 +241,7 @@ class Refusals:
         reads: bool,
         truncates: bool = True,
     ) -> None:
-        """Note that a request of *thread* is answered with ESTALE."""
+        """Remember that a request of *thread* is answered with ESTALE."""
         self._by_thread.pop(thread, None)
         until_s = now_s + REFUSAL.wait_s
         self._by_thread[thread] = Refusal(ino, until_s, names, reads, truncates=truncates)
@@ -265,7 +265,7 @@ class Refusals:
         """Note that the second try of *thread* has ended; return its refused request, if any."""
         return self._by_thread.pop(thread, None)
 
-    def tick(self, now_s: float) -> None:
+    def forget_expired(self, now_s: float) -> None:
         """Forget requests that were not tried again in time."""
         while self._by_thread and next(iter(self._by_thread.values())).until_s <= now_s:
             self._by_thread.popitem(last=False)

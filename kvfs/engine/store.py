@@ -143,7 +143,7 @@ class Store:
             self.verifier.run_due,
             self.blocks.truncating.run_due,
             lambda now_s: pool.rules.leases.tick(now_s, self.blocks.lease_ends.end),
-            pool.rules.heat.tick,
+            pool.rules.heat.run_due,
             lambda _: pool.rules.heat.mark(pool.age_ns()),
             self.expiry.run_due,
             self._save_heat,
@@ -280,7 +280,7 @@ class Store:
             return
         for chore in self._chores:
             pool.background.do(functools.partial(chore, now_s))
-        pool.background.tick()
+        pool.background.make_due()
         pool.background.work(_TURN_S)
         if pool.numbers.refill_due:
             pool.background.submit_long(pool.numbers.refill)

@@ -58,9 +58,9 @@ class FileServers:
         known = self._threads.get(tid)
         if known is not None and now_s - known[0] < BELIEVED_S:
             return known[1]
-        return self.look(tid, status_of(tid, self._open), now_s)
+        return self.learn(tid, status_of(tid, self._open), now_s)
 
-    def look(self, tid: int, status: bytes, now_s: float) -> bool:
+    def learn(self, tid: int, status: bytes, now_s: float) -> bool:
         """Return what ``have`` returns, from the *status* of thread *tid* that was just read."""
         if not status:
             return False
@@ -72,8 +72,8 @@ class FileServers:
         (self.servers if found else self.others).add(tid)
         return found
 
-    def tick(self, now_s: float) -> None:
-        """Forget all results when they have expired: a number may be another thread's by now."""
+    def forget_expired(self, now_s: float) -> None:
+        """Forget all results once they have expired: a number may be another thread's by now."""
         if now_s - self._others_since_s >= BELIEVED_S:
             self._others_since_s = now_s
             # All at once: a thread that stays in ``_threads`` would not be put into a set again.

@@ -168,7 +168,7 @@ class Processes:
         if tid <= 0:
             return NOBODY  # another pid namespace
         status = status_of(tid, self._open)
-        if self.servers.look(tid, status, now_s):
+        if self.servers.learn(tid, status, now_s):
             return SERVER
         start = status.find(b"\nTgid:\t")
         if start < 0:

@@ -144,7 +144,7 @@ class DraftGrowth:
         if opened.overrun:
             return 0
         if growth_bytes > 0:
-            pool.space.headroom.note(growth_bytes, now_s)
+            pool.space.headroom.count(growth_bytes, now_s)
         opened.take_unasked(growth_bytes)
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
@@ -185,7 +185,7 @@ class Allocator:
             fits = self.reach.fit(size_bytes) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes)
         space.require(size_bytes)
-        self._headroom.note(size_bytes, self._monotonic_s())
+        self._headroom.count(size_bytes, self._monotonic_s())
 
     def _make_room(self, size_bytes: int) -> None:
         """Free space until *size_bytes* (may be negative) are unclaimed, as far as possible."""
@@ -324,7 +324,7 @@ class Allocator:
             except NoSpace:
                 self.make_index_room()
                 index.preallocate()
-        index.room.look()
+        index.room.measure()
 
     def make_index_room(self) -> None:
         """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""

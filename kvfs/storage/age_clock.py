@@ -70,10 +70,10 @@ class HeatMarks:
     def __init__(self, marks: Iterable[Mark] = ()) -> None:
         self._marks: list[Mark] = []
         for mark in marks:
-            self.note(*mark)
+            self.add(*mark)
 
-    def note(self, time_ns: int, stamp: int) -> None:
-        """Note that it is *time_ns* now, and that the next touch gets *stamp*."""
+    def add(self, time_ns: int, stamp: int) -> None:
+        """Add a mark: it is *time_ns* now, and the next touch gets *stamp*."""
         marks = self._marks
         while marks and marks[-1].time_ns > time_ns:  # from a clock that was ahead
             marks.pop()

@@ -100,7 +100,7 @@ class Background:
         self._fresh.pop(ino, None)
         self._due.pop(ino, None)
 
-    def tick(self) -> None:
+    def make_due(self) -> None:
         """Make waiting jobs due, identities first; called a few times a second."""
         self._leisure += self._put_off
         self._put_off.clear()
@@ -130,7 +130,7 @@ class Background:
     def hurry(self) -> None:
         """Do all short jobs now, including identities, except those of low priority."""
         while self._run_due() or self._fresh:
-            self.tick()
+            self.make_due()
 
     def drain(self) -> None:
         """Do all queued jobs, including identities and long ones, except those of low priority."""
@@ -216,7 +216,7 @@ class Aside(Generic[R]):
         self._thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._thread.start()
 
-    def take(self) -> R | None:
+    def pop_result(self) -> R | None:
         """Return the result of the job once it has ended; None if it has not, or was taken."""
         if not self._results:
             return None

@@ -174,7 +174,7 @@ class Heat:
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._marks = HeatMarks(() if saved is None else saved.marks)
         if saved is not None and not saved.marks:  # all touches in it came before it was written
-            self._marks.note((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
+            self._marks.add((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
         #: Touches with a lower stamp are in HEAT.
@@ -186,7 +186,7 @@ class Heat:
     def __contains__(self, ino: InodeNo) -> bool:
         return self._table.find(ino) != 0
 
-    def note(
+    def put(
         self, ino: InodeNo, allocated_bytes: int, rank: Rank, name_hash: int, *, used_s: int = -1
     ) -> None:
         """Add or update block *ino*; a new one counts as touched.
@@ -246,7 +246,7 @@ class Heat:
 
     def mark(self, now_ns: int) -> None:
         """Remember that the present stamp was reached at *now_ns* (age_clock.py)."""
-        self._marks.note(now_ns, self._stamp)
+        self._marks.add(now_ns, self._stamp)
 
     def stamp_at(self, time_ns: int) -> int | None:
         """Return a stamp: touches with a lower one came before *time_ns*. None: unknown."""
@@ -287,7 +287,7 @@ class Heat:
         rows = self._rows
         return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """End the burst if it has lasted long enough; *now_s* is of a monotonic clock."""
         if now_s - self._burst_s >= BURST_S and self._stamp > self._burst_begin:
             self._burst_s = now_s
@@ -343,7 +343,7 @@ class Heat:
         self._rank = rows.rank.data
 
     def _enter(self, ino: InodeNo, used_s: int) -> int:
-        """Return a new row for *ino*, with its stamp set; *used_s* as in ``note``."""
+        """Return a new row for *ino*, with its stamp set; *used_s* as in ``put``."""
         if not self._free:
             self._grow()
         row = self._free.pop()

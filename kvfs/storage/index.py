@@ -382,7 +382,7 @@ class Index:
             self.room.require(rows)
         except NoSpace:
             self.preallocate()  # names came faster than the checks
-            self.room.look()
+            self.room.measure()
             self.room.require(rows)
 
     def _defer(

@@ -48,7 +48,7 @@ def refuse_broken_pages(path: str) -> None:
     fd = os.open(f"{path}/{DATA_NAME}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
-            _Pages(data, path).look()
+            _Pages(data, path).check()
     finally:
         os.close(fd)
 
@@ -62,7 +62,7 @@ class _Pages:
         self._count = count
         self._used = np.zeros(count, dtype=bool)
 
-    def look(self) -> None:
+    def check(self) -> None:
         try:
             free_lists = self._tree(self._trees[0], keeps_values=True)
             self._tree(self._trees[1], keeps_values=False)

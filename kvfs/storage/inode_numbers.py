@@ -41,14 +41,14 @@ def parse_end(raw: bytes) -> InodeNo:
 class InodeNumbers:
     """Gives out numbers from a range that is already durable.
 
-    Invariant: ``_next <= _end <= what INODES holds on the device``. ``take`` belongs to one
+    Invariant: ``_next <= _end <= what INODES holds on the device``. ``give_out`` belongs to one
     thread; ``refill`` may run in another meanwhile.
     """
 
     def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
-        """Continue above every number that may have been used. Writes nothing before ``take``.
+        """Continue above every number that may have been used. Writes nothing before ``give_out``.
 
-        If *read_only*, ``take`` fails. Raises IndexDamaged if INODES is missing or damaged.
+        If *read_only*, ``give_out`` fails. Raises IndexDamaged if INODES is missing or damaged.
         """
         self._syscalls = syscalls
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class InodeNumbers:
 
     @property
     def next(self) -> InodeNo:
-        """The number that ``take`` returns next: every existing inode has a lower one."""
+        """The number that ``give_out`` returns next: every existing inode has a lower one."""
         return self._next
 
     @property
@@ -105,7 +105,7 @@ class InodeNumbers:
             self._syscalls.fsync(self._fd)
             self._end = InodeNo(end)
 
-    def take(self) -> InodeNo:
+    def give_out(self) -> InodeNo:
         """Return a number that was never returned before.
 
         Waits for an fsync only if ``refill`` was not called in time. Raises OSError.

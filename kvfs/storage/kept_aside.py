@@ -36,7 +36,7 @@ class StrayFiles:
         self._syscalls = syscalls
         self._extents = extents
 
-    def take(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
+    def move_in(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
         """Move *ino*'s extent or identity file here; None if it is gone. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             self._syscalls.mkdir(STRAYS, 0o700, dir_fd=self._pool_fd)
@@ -100,7 +100,7 @@ class Quarantine:
         self._files_max = files_max
         self._most_bytes = most_bytes
 
-    def take(self, extents: Extents, ino: InodeNo) -> bool:
+    def move_in(self, extents: Extents, ino: InodeNo) -> bool:
         """Move *ino*'s extent here. Raises OSError.
 
         Return False, and leave it where it is, if it is missing or too large, or none may be kept.

@@ -77,7 +77,7 @@ class HandleLookups:
         parent = self._store.namespace.directory(directory).parent
         thread = self._files.thread()
         if thread > 0:  # 0: of another pid namespace; it reads the whole listing
-            self._wanted.note(thread, (parent, directory), time.monotonic())
+            self._wanted.remember(thread, (parent, directory), time.monotonic())
         return parent
 
     def _require_name(self, ino: InodeNo) -> None:
@@ -101,7 +101,7 @@ class HandleLookups:
 
     def opened(self, fh: int, directory: InodeNo) -> None:
         """Note that *fh* lists *directory*, perhaps for the one row that its thread wants."""
-        wanted = self._wanted.take(self._files.thread(), time.monotonic())
+        wanted = self._wanted.pop(self._files.thread(), time.monotonic())
         if wanted is not None and wanted[0] == directory:
             self._ahead[fh] = wanted[1]
 

@@ -123,14 +123,14 @@ def measure_heat(blocks: int, directory: str) -> dict[str, object]:
         first = int(FIRST_INODE)
 
         def note(ino: int) -> None:
-            heat.note(InodeNo(ino), _BLOCK_BYTES, Rank.PUBLISHED, ino * 2654435761 & 0xFFFFFFFF)
+            heat.put(InodeNo(ino), _BLOCK_BYTES, Rank.PUBLISHED, ino * 2654435761 & 0xFFFFFFFF)
 
         figures: dict[str, object] = {"note_us": _mean_us(note, range(first, first + blocks))}
         figures["rss_anon_mb"] = rss_anon_mb() - before_mb
         draw = random.Random(1)
         spread = array("Q", draw.sample(range(first, first + blocks), min(blocks, 200_000)))
         for number in range(40):
-            heat.tick(float(number))  # each part at another time
+            heat.run_due(float(number))  # each part at another time
             touch_us = _mean_us(lambda ino: heat.touch(InodeNo(ino)), spread[number::40])
         figures["touch_us"] = touch_us
         figures["scan"] = {name: _scan(heat.columns(), name) for name in ("lru", "arc")}

@@ -59,7 +59,7 @@ def _fill(store: Store, names: int, *, files: bool) -> None:
             pool.index.preallocate()
         with pool.index.write() as txn:
             for number in range(start, min(start + _BATCH, names)):
-                ino, record = pool.numbers.take(), _record(number)
+                ino, record = pool.numbers.give_out(), _record(number)
                 if files:
                     record = _with_file(store, ino, record)
                 txn.put_inode(ino, record)

@@ -45,15 +45,15 @@ def test_the_quantiles_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(name=HASHES, at_s=st.floats(0, YEAR_S), away_s=st.floats(0, YEAR_S))
 def test_an_evicted_name_is_found_once(name: int, at_s: float, away_s: float) -> None:
     names = EvictedNames(16)
-    names.note(name, at_s)
+    names.remember(name, at_s)
     assert name in names
-    assert names.take(name, at_s + away_s) == pytest.approx(away_s, abs=0.2)
-    assert names.take(name, at_s + away_s) is None
+    assert names.pop(name, at_s + away_s) == pytest.approx(away_s, abs=0.2)
+    assert names.pop(name, at_s + away_s) is None
 
 
 @given(evicted=st.lists(HASHES), asked=HASHES)
 def test_a_name_that_was_not_evicted_is_not_known(evicted: list[int], asked: int) -> None:
     names = EvictedNames(16)
     for name in evicted:
-        names.note(name, 1.0)
-    assert (names.take(asked, 2.0) is None) or asked in evicted
+        names.remember(name, 1.0)
+    assert (names.pop(asked, 2.0) is None) or asked in evicted

@@ -10,7 +10,7 @@ S = 1_000_000_000
 def test_a_mark_is_no_later_than_what_is_asked_for() -> None:
     marks = HeatMarks()
     for second in range(10):
-        marks.note(second * 2 * S, 100 + second)
+        marks.add(second * 2 * S, 100 + second)
     assert marks.stamp_at(-1) is None
     assert marks.stamp_at(0) == 100
     assert marks.stamp_at(7 * S) == 103
@@ -19,15 +19,15 @@ def test_a_mark_is_no_later_than_what_is_asked_for() -> None:
 
 def test_while_nobody_touches_the_first_mark_stays() -> None:
     marks = HeatMarks()
-    marks.note(5 * S, 7)
-    marks.note(500 * S, 7)
+    marks.add(5 * S, 7)
+    marks.add(500 * S, 7)
     assert marks.stamp_at(6 * S) == 7
 
 
 def test_a_clock_that_is_set_back_takes_its_marks_along() -> None:
     marks = HeatMarks()
     for second, stamp in ((10, 1), (2000, 2), (12, 3)):
-        marks.note(second * S, stamp)
+        marks.add(second * S, stamp)
     assert marks.stamp_at(11 * S) == 1
     assert marks.stamp_at(3000 * S) == 3
 
@@ -39,7 +39,7 @@ def test_a_year_of_marks_is_bounded_and_holds() -> None:
     for _ in range(60_000):
         wall_ns += int(chance.expovariate(1 / 500) * S)
         stamp += chance.randrange(1, 1000)
-        marks.note(wall_ns, stamp)
+        marks.add(wall_ns, stamp)
         stamps.append((wall_ns, stamp))
     assert len(marks.all()) <= MARKS_MAX
     for wall_ns, stamp in chance.sample(stamps, 1000):
@@ -58,7 +58,7 @@ def test_a_year_of_marks_is_bounded_and_holds() -> None:
 def test_the_only_old_mark_stays() -> None:
     """Two marks close together, a pause, a touch: what came before the pause is still old."""
     marks = HeatMarks()
-    marks.note(10 * S, 1)
-    marks.note(10 * S + S // 2, 3)
-    marks.note(13 * S, 4)
+    marks.add(10 * S, 1)
+    marks.add(10 * S + S // 2, 3)
+    marks.add(13 * S, 4)
     assert marks.stamp_at(11 * S) == 3

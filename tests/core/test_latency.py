@@ -52,16 +52,16 @@ def test_a_clock_that_was_set_back_counts_nothing() -> None:
 def test_the_last_minutes_forget_what_was_before() -> None:
     latency = RecentLatency()
     now_s = 1000.0
-    latency.tick(now_s)
+    latency.run_due(now_s)
     latency.add(4000 * MS)
     assert latency.shown()["recent"]["p99_s"] > 2
     for _ in range(2):
         now_s += RECENT_S
-        latency.tick(now_s)
+        latency.run_due(now_s)
     latency.add(1 * MS)
     told = latency.shown()
     assert told["recent"]["count"] == 1
     assert told["recent"]["p99_s"] < 0.003
     assert told["count"] == 2
-    latency.tick(now_s + 1)
+    latency.run_due(now_s + 1)
     assert latency.shown()["recent"]["count"] == 1

@@ -102,7 +102,7 @@ def test_which_try_an_open_is(led_to: InodeNo | None, ino: InodeNo, late: bool, 
 def test_a_refusal_ends_with_its_time_or_its_open() -> None:
     refusals = Refusals()
     for thread in (7, 8):
-        refusals.note(thread, INO, (PLACE,), 1.0, reads=True)
+        refusals.remember(thread, INO, (PLACE,), 1.0, reads=True)
     refusals.looked(7, OTHER)
     refusals.looked(9, OTHER)
     assert [refusals.of(thread) and refusals.of(thread).led_to for thread in (7, 8, 9)] == [
@@ -112,21 +112,21 @@ def test_a_refusal_ends_with_its_time_or_its_open() -> None:
     ]
     assert refusals.forget(7).led_to == OTHER
     assert refusals.forget(7) is None
-    refusals.tick(1.0 + REFUSAL.wait_s - 0.01)
+    refusals.forget_expired(1.0 + REFUSAL.wait_s - 0.01)
     assert refusals
-    refusals.tick(1.0 + REFUSAL.wait_s)
+    refusals.forget_expired(1.0 + REFUSAL.wait_s)
     assert not refusals
 
 
 @pytest.mark.parametrize("kept", [FORMER_NAME, CONTENDED, DISPLACED], ids=lambda kept: kept.what)
 def test_what_is_kept_has_bounds(kept: Kept) -> None:
     recent: Recent[int, str] = Recent(kept)
-    recent.note(0, "old", 0.0)
-    recent.note(0, "new", 1.0)
+    recent.remember(0, "old", 0.0)
+    recent.remember(0, "new", 1.0)
     assert recent.of(0, 0.9 + kept.wait_s) == "new"
     assert recent.of(0, 1.0 + kept.wait_s) is None
     for key in range(1, kept.most + 1):
-        recent.note(key, "", 1.0)
+        recent.remember(key, "", 1.0)
     assert recent.of(0, 1.0) is None, "the oldest is forgotten"
     assert recent.of(1, 1.0) == ""
 

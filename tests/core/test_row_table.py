@@ -66,10 +66,10 @@ def test_a_ghost_is_found_once() -> None:
     ghosts.remember(5, frequent=False, lives=lives)
     ghosts.remember(6, frequent=True, lives=lives)
     assert ghosts.counts == [1, 1]
-    assert ghosts.take(5, lives) == 0
-    assert ghosts.take(6, lives) == 1
-    assert ghosts.take(5, lives) is None
-    assert ghosts.take(7, lives) is None
+    assert ghosts.pop(5, lives) == 0
+    assert ghosts.pop(6, lives) == 1
+    assert ghosts.pop(5, lives) is None
+    assert ghosts.pop(7, lives) is None
     assert ghosts.counts == [0, 0]
 
 
@@ -78,11 +78,11 @@ def test_a_ghost_fades_after_so_many_of_its_kind() -> None:
     ghosts.remember(5, frequent=False, lives=(3, 3))
     for name in (20, 21, 22, 23):
         ghosts.remember(name, frequent=True, lives=(3, 3))
-    assert ghosts.take(5, (3, 3)) == 0
+    assert ghosts.pop(5, (3, 3)) == 0
     ghosts.remember(5, frequent=False, lives=(3, 3))
     for name in (30, 31, 32):
         ghosts.remember(name, frequent=False, lives=(3, 3))
-    assert ghosts.take(5, (3, 3)) is None
+    assert ghosts.pop(5, (3, 3)) is None
 
 
 def test_most_ghosts_of_a_large_pool_are_kept_and_their_memory_is_bounded() -> None:
@@ -91,7 +91,7 @@ def test_most_ghosts_of_a_large_pool_are_kept_and_their_memory_is_bounded() -> N
     names = [draw.getrandbits(32) for _ in range(20_000)]
     for name in names:
         ghosts.remember(name, frequent=False, lives=(20_000, 0))
-    kept = sum(ghosts.take(name, (20_000, 0)) == 0 for name in names)
+    kept = sum(ghosts.pop(name, (20_000, 0)) == 0 for name in names)
     assert kept > 0.6 * len(names)
     for name in range(200_000):
         ghosts.remember(name, frequent=True, lives=(0, 100))

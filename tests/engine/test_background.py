@@ -70,7 +70,7 @@ def test_what_has_leisure_and_is_refused_is_done_again_after_a_tick(
         assert background.run_one()
         assert not background.run_one()  # not at once
         assert background.backlog == 1
-        background.tick()
+        background.make_due()
     background.work(0.0)
     assert log == ["step"]
     assert background.backlog == 0
@@ -104,7 +104,7 @@ def test_an_identity_waits_for_a_tick_and_is_written_once(background: Background
     background.identify(InodeNo(16), lambda: say(log, "closed"))
     assert not background.run_one()
     background.identify(InodeNo(16), lambda: say(log, "renamed"))
-    background.tick()
+    background.make_due()
     assert background.run_one()
     assert not background.run_one()
     assert log == ["renamed"]
@@ -113,7 +113,7 @@ def test_an_identity_waits_for_a_tick_and_is_written_once(background: Background
 def test_a_later_identity_replaces_one_that_is_due(background: Background) -> None:
     log: list[str] = []
     background.identify(InodeNo(16), lambda: say(log, "old"))
-    background.tick()
+    background.make_due()
     background.identify(InodeNo(16), lambda: say(log, "new"))
     background.drain()
     assert log == ["new"]
@@ -124,7 +124,7 @@ def test_what_is_forgotten_is_not_written(background: Background, ticks: int) ->
     log: list[str] = []
     background.identify(InodeNo(16), lambda: say(log, "gone"))
     for _ in range(ticks):
-        background.tick()
+        background.make_due()
     background.forget(InodeNo(16))
     background.drain()
     assert log == []
@@ -133,7 +133,7 @@ def test_what_is_forgotten_is_not_written(background: Background, ticks: int) ->
 def test_drain_does_identities_that_are_due_and_those_that_are_not(background: Background) -> None:
     log: list[str] = []
     background.identify(InodeNo(16), lambda: say(log, "due"))
-    background.tick()
+    background.make_due()
     background.identify(InodeNo(17), lambda: say(log, "fresh"))
     background.submit(lambda: background.identify(InodeNo(18), lambda: say(log, "late")))
     background.drain()

@@ -107,7 +107,7 @@ def test_a_thread_is_believed_for_a_second(makers: Processes) -> None:
     own = os.getpid()
     assert not makers.servers.have(own, 0.0)
     assert own in makers.servers.others
-    makers.servers.tick(0.5)
+    makers.servers.forget_expired(0.5)
     assert own in makers.servers.others
-    makers.servers.tick(1.1)
+    makers.servers.forget_expired(1.1)
     assert makers.servers.others == {0}

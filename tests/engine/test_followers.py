@@ -19,7 +19,7 @@ from tests.support.store.stores import MIB, Host, assert_exact, host, make_direc
 TELLING: Final = {
     "figures": {"closed", "evicted", "removed", "renamed", "stored"},
     "forecast": {"note_published"},
-    "heat": {"drop", "evicted", "note"},
+    "heat": {"drop", "evicted", "put"},
     "identities": {"note_attributes", "publish", "withdraw", "write"},
     "leases": {"drop", "follow", "note"},
     "node_shares": {"come", "go", "set_attributes"},
@@ -43,7 +43,7 @@ EXCEPTIONS: Final = {
     # A reader keeps what lost its name; a power loss must not bring the name back.
     "kvfs/engine/names/namespace.py": {"identities.withdraw"},
     # The table's own part.
-    "kvfs/pool/rules/ranks.py": {"heat.drop", "heat.evicted", "heat.note"},
+    "kvfs/pool/rules/ranks.py": {"heat.drop", "heat.evicted", "heat.put"},
     "kvfs/pool/open/ready_extents.py": {"forecast.note_published"},
 }
 

@@ -26,7 +26,7 @@ def test_who_is_touched_goes_later(pool_fd: int) -> None:
     heat = opened(pool_fd)
     for ino in (20, 21, 22):
         note(heat, ino)
-        heat.tick(float(ino))
+        heat.run_due(float(ino))
     assert order(heat) == [20, 21, 22]
     heat.touch(InodeNo(20))
     heat.touch(InodeNo(99))  # a directory
@@ -43,12 +43,12 @@ def test_touches_are_counted_by_the_burst(pool_fd: int) -> None:
     heat.touch(InodeNo(20))
     heat.touch(InodeNo(20))
     assert touches(heat, 20) == 1
-    heat.tick(0.0)
-    heat.tick(0.9)  # the burst lasts a second
+    heat.run_due(0.0)
+    heat.run_due(0.9)  # the burst lasts a second
     heat.touch(InodeNo(20))
     heat.touch(InodeNo(20))
     assert touches(heat, 20) == 2
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(20))
     assert touches(heat, 20) == 3
 
@@ -57,7 +57,7 @@ def test_touches_do_not_overflow(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20)
     heat.columns().touches[:] = 65_535
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(20))
     assert touches(heat, 20) == 65_535
 
@@ -68,10 +68,10 @@ def test_a_policy_knows_the_name_that_a_block_gets_by_its_rename(pool_fd: int, p
     heat = opened(pool_fd, policy=policy)
 
     def store(ino: int, temporary: int, final: int) -> None:
-        heat.note(InodeNo(ino), MIB, Rank.NEVER, temporary)
-        heat.tick(float(ino))
+        heat.put(InodeNo(ino), MIB, Rank.NEVER, temporary)
+        heat.run_due(float(ino))
         heat.touch(InodeNo(ino))
-        heat.note(InodeNo(ino), MIB, Rank.PUBLISHED, final)
+        heat.put(InodeNo(ino), MIB, Rank.PUBLISHED, final)
 
     for ino in range(20, 30):
         store(ino, 1000 + ino, ino)
@@ -101,7 +101,7 @@ def test_the_bytes_of_each_rank_are_counted(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20, 21)
     note(heat, 22, rank=Rank.NEVER)
-    heat.note(InodeNo(20), 3 * MIB, Rank.FIRST, 20)
+    heat.put(InodeNo(20), 3 * MIB, Rank.FIRST, 20)
     assert heat.held_bytes == [MIB, 3 * MIB, MIB, 0, 0, 0]
     heat.drop(InodeNo(21))
     heat.drop(InodeNo(21))
@@ -115,9 +115,9 @@ def test_the_bytes_of_each_rank_are_counted(pool_fd: int) -> None:
 def test_what_becomes_of_a_block_is_no_touch(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20)
-    heat.tick(1.0)
+    heat.run_due(1.0)
     note(heat, 21)
-    heat.tick(2.0)
+    heat.run_due(2.0)
     note(heat, 20, rank=Rank.PUBLISHED)
     assert order(heat) == [20, 21]
 
@@ -125,25 +125,25 @@ def test_what_becomes_of_a_block_is_no_touch(pool_fd: int) -> None:
 def test_what_a_search_finds_lies_behind_all_that_is_used(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20)
-    heat.note(InodeNo(21), MIB, Rank.PUBLISHED, 21, used_s=NOW_S - 10)
-    heat.note(InodeNo(22), MIB, Rank.PUBLISHED, 22, used_s=NOW_S - 20)
-    heat.note(InodeNo(23), MIB, Rank.PUBLISHED, 23, used_s=NOW_S + 9999)  # a clock that went back
+    heat.put(InodeNo(21), MIB, Rank.PUBLISHED, 21, used_s=NOW_S - 10)
+    heat.put(InodeNo(22), MIB, Rank.PUBLISHED, 22, used_s=NOW_S - 20)
+    heat.put(InodeNo(23), MIB, Rank.PUBLISHED, 23, used_s=NOW_S + 9999)  # a clock that went back
     assert order(heat) == [22, 21, 23, 20]
-    heat.note(InodeNo(20), MIB, Rank.PUBLISHED, 20, used_s=0)  # known: its touches count
+    heat.put(InodeNo(20), MIB, Rank.PUBLISHED, 20, used_s=0)  # known: its touches count
     assert order(heat) == [22, 21, 23, 20]
 
 
 def test_the_policy_hears_of_evictions_and_of_returns(pool_fd: int) -> None:
     heat = opened(pool_fd, policy="arc")
     note(heat, *range(20, 24))
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(22))
     heat.touch(InodeNo(23))
     heat.policy.victims(heat.columns(), bytes_wanted=1, count_max=1)
     heat.evicted(InodeNo(20))
     heat.drop(InodeNo(21))
-    heat.note(InodeNo(30), MIB, Rank.PUBLISHED, 20)  # the name of 20
-    heat.note(InodeNo(31), MIB, Rank.PUBLISHED, 21)  # a client removed that
+    heat.put(InodeNo(30), MIB, Rank.PUBLISHED, 20)  # the name of 20
+    heat.put(InodeNo(31), MIB, Rank.PUBLISHED, 21)  # a client removed that
     assert touches(heat, 30) == 2
     assert touches(heat, 31) == 1
 
@@ -154,7 +154,7 @@ def test_rows_are_found_however_many_come_and_go(pool_fd: int) -> None:
     known: dict[int, int] = {}
     for ino in range(20, 9000):
         size_bytes = draw.randrange(1, 100) * 4096
-        heat.note(InodeNo(ino), size_bytes, Rank.PUBLISHED, ino)
+        heat.put(InodeNo(ino), size_bytes, Rank.PUBLISHED, ino)
         known[ino] = size_bytes
         if draw.random() < 0.4:
             gone = draw.choice(list(known)) if ino % 20 == 0 else next(iter(known))
@@ -201,7 +201,7 @@ def test_what_was_stored_after_the_last_save_is_younger_than_all_in_it(
     os.utime(tmp_path / HEAT, (saved_s, saved_s))
     after = opened(pool_fd, now_s=saved_s + 60)
     for ino, used_s in ((70, saved_s + 50), (71, saved_s), (72, saved_s + 40)):
-        after.note(InodeNo(ino), MIB, Rank.PUBLISHED, ino, used_s=used_s)
+        after.put(InodeNo(ino), MIB, Rank.PUBLISHED, ino, used_s=used_s)
     note(after, 80)
     after.touch(InodeNo(known[0]))
     assert order(after) == [*known[1:], 71, 72, 70, 80, known[0]]
@@ -210,14 +210,14 @@ def test_what_was_stored_after_the_last_save_is_younger_than_all_in_it(
 def test_names_and_touches_survive_too(pool_fd: int) -> None:
     heat = opened(pool_fd)
     note(heat, 20, 21)
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(20))
     heat.save()
     after = opened(pool_fd, policy="arc")
     assert (touches(after, 20), touches(after, 21)) == (2, 1)
     after.policy.victims(after.columns(), bytes_wanted=1, count_max=1)
     after.evicted(InodeNo(21))
-    after.note(InodeNo(30), MIB, Rank.PUBLISHED, 21)
+    after.put(InodeNo(30), MIB, Rank.PUBLISHED, 21)
     assert touches(after, 30) == 2
 
 
@@ -249,8 +249,8 @@ def test_the_file_of_another_pool_is_a_cold_start(pool_fd: int) -> None:
 
 def test_the_file_is_the_documents_worked_example(pool_fd: int, tmp_path: Path) -> None:
     heat = opened(pool_fd)
-    heat.note(InodeNo(16), 4 * MIB, Rank.PUBLISHED, 0x11223344)
-    heat.note(InodeNo(17), 4 * MIB, Rank.PUBLISHED, 0x55667788)
+    heat.put(InodeNo(16), 4 * MIB, Rank.PUBLISHED, 0x11223344)
+    heat.put(InodeNo(17), 4 * MIB, Rank.PUBLISHED, 0x55667788)
     heat.columns().touches[heat.columns().ino == 17] = 2
     heat.save()
     text = (Path(__file__).parents[2] / "docs/dev/format.md").read_text()

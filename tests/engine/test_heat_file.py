@@ -107,11 +107,11 @@ def test_a_save_writes_what_was_touched_since_the_last_one(pool_fd: int, tmp_pat
     note(heat, *range(20, 50_020))
     heat.save()
     whole_bytes = (tmp_path / HEAT).stat().st_size
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(40_000))
     heat.touch(InodeNo(20))
     heat.save()
-    heat.tick(2.0)
+    heat.run_due(2.0)
     heat.touch(InodeNo(30))
     heat.save()
     assert (tmp_path / HEAT).stat().st_size < whole_bytes * 1.1
@@ -129,13 +129,13 @@ def test_a_torn_save_costs_its_own_touches_alone(pool_fd: int, tmp_path: Path) -
     heat.save()
     whole_bytes = (tmp_path / HEAT).stat().st_size
     before = order(heat)
-    heat.tick(1.0)
+    heat.run_due(1.0)
     heat.touch(InodeNo(20))
     heat.save()
     os.truncate(tmp_path / HEAT, (tmp_path / HEAT).stat().st_size - 1)
     after = opened(pool_fd)
     assert order(after) == before
-    after.tick(2.0)
+    after.run_due(2.0)
     after.touch(InodeNo(21))
     after.save()
     assert order(opened(pool_fd)) == [20, 22, 21]
@@ -151,7 +151,7 @@ def test_the_file_is_written_anew_once_it_has_grown_to_twice_its_rows(
     whole_bytes = (tmp_path / HEAT).stat().st_size
     sizes = []
     for number in range(6):
-        heat.tick(float(number))
+        heat.run_due(float(number))
         for ino in range(20, 40_020):
             heat.touch(InodeNo(ino))
         heat.save()

@@ -55,7 +55,7 @@ def due(numbers: InodeNumbers) -> bool:
 
 
 def test_numbers_begin_behind_the_reserved_ones_and_count_up(numbers: InodeNumbers) -> None:
-    assert [numbers.take() for _ in range(3)] == [FIRST_INODE, FIRST_INODE + 1, FIRST_INODE + 2]
+    assert [numbers.give_out() for _ in range(3)] == [FIRST_INODE, FIRST_INODE + 1, FIRST_INODE + 2]
 
 
 def test_opening_alone_writes_nothing(pool_fd: int, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_every_number_lies_below_an_end_that_is_durable(pool_fd: int) -> None:
     opened = InodeNumbers(pool_fd, syscalls)
     try:
         for _ in range(2 * RANGE_NUMBERS + 10):
-            assert opened.take() < syscalls.durable
+            assert opened.give_out() < syscalls.durable
     finally:
         opened.close()
 
@@ -79,7 +79,7 @@ def test_a_restart_goes_on_behind_the_range(pool_fd: int) -> None:
     taken: list[InodeNo] = []
     for _ in range(5):
         opened = InodeNumbers(pool_fd, Syscalls())
-        taken += [opened.take() for _ in range(3)]
+        taken += [opened.give_out() for _ in range(3)]
         opened.close()
     assert taken == sorted(set(taken))
 
@@ -94,11 +94,11 @@ def test_a_refill_in_time_keeps_take_from_waiting(pool_fd: int) -> None:
         opened.refill()
         assert syscalls.calls == 1
         for _ in range(RANGE_NUMBERS // 2 + 1):
-            opened.take()
+            opened.give_out()
         assert due(opened)
         opened.refill()
         for _ in range(RANGE_NUMBERS - 1):
-            opened.take()
+            opened.give_out()
         assert syscalls.calls == 2
     finally:
         opened.close()
@@ -115,7 +115,7 @@ def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
     try:
         while len(taken) < 2 * RANGE_NUMBERS:
             try:
-                taken.append(opened.take())
+                taken.append(opened.give_out())
             except OSError:
                 failures += 1
     finally:
@@ -124,7 +124,7 @@ def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
     assert taken == list(range(FIRST_INODE, FIRST_INODE + 2 * RANGE_NUMBERS))
     reopened = InodeNumbers(pool_fd, Syscalls())
     try:
-        assert reopened.take() > taken[-1]
+        assert reopened.give_out() > taken[-1]
     finally:
         reopened.close()
 
@@ -149,7 +149,7 @@ def test_repair_starts_behind_the_highest_number_found(pool_fd: int, tmp_path: P
     InodeNumbers.create(pool_fd, Syscalls(), InodeNo(1 << 40))
     opened = InodeNumbers(pool_fd, Syscalls())
     try:
-        assert opened.take() == 1 << 40
+        assert opened.give_out() == 1 << 40
     finally:
         opened.close()
     assert (tmp_path / INODES).stat().st_mode & 0o777 == 0o600

@@ -174,7 +174,7 @@ class Verifier:
 
     def _keep_aside(self, ino: InodeNo) -> bool:
         try:
-            kept = self._quarantine.take(self._pool.extents, ino)
+            kept = self._quarantine.move_in(self._pool.extents, ino)
         except OSError as error:
             _log.warning("inode %#x is not kept for a look: %s", ino, error)
             return False
@@ -220,7 +220,7 @@ class Verifier:
         """Go on with the scrub; it rests while clients store. Raises NoSpace, OSError."""
         if self._mode != "scrub":
             return
-        found = self._scrub.take()
+        found = self._scrub.pop_result()
         if found is not None:
             read, verdict, crc = found
             if verdict is ChecksumResult.UNKNOWN:
@@ -339,7 +339,7 @@ def verify_all(
                 progress.without += 1
                 continue
             reading.start(lambda look=look: verifier.read(look))  # type: ignore[misc]
-            while (verdict := reading.take()) is None:
+            while (verdict := reading.pop_result()) is None:
                 yield
             try:
                 right = verifier.judge(look, verdict)

@@ -56,7 +56,7 @@ class NameEviction:
     def make_room(self) -> None:
         """Evict names at once, because the index would refuse the next one."""
         self.run_due()
-        self._pool.index.room.look()
+        self._pool.index.room.measure()
 
     def _excess(self) -> int:
         counters = self._pool.counters

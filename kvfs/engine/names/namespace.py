@@ -178,7 +178,7 @@ class Namespace:
         require_node(pool, uid if asks is None else asks)
         self._allocator.require_name()
         parent_record = self.directory(parent)  # again, as blocks may have been evicted from it
-        ino = pool.numbers.take()
+        ino = pool.numbers.give_out()
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         record = record._replace(

@@ -259,7 +259,7 @@ def renamed(
 def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: Move) -> None:
     """Apply the new directory's policies (who sees drafts, ranks) after *move* was committed."""
     ino, before, record = move
-    former_names.note(ino, (before.parent, before.name), pool.monotonic_s())
+    former_names.remember(ino, (before.parent, before.name), pool.monotonic_s())
     is_directory = stat.S_ISDIR(record.mode)
     if not is_directory and record.state not in UNFINISHED:
         return

@@ -90,7 +90,7 @@ class WriteBack:
 
     def run_due(self, now_s: float) -> None:
         """Begin a look that is due, or act on one that has ended."""
-        found = self._look.take()
+        found = self._look.pop_result()
         if (
             self._pool.durable.syncs.failed
         ):  # a client's fsync got the error, and the kernel reports it once
@@ -113,7 +113,7 @@ class WriteBack:
         if self._in_memory:
             return True
         self._look.join()
-        found = self._look.take()
+        found = self._look.pop_result()
         if found is None or found.error is None:
             found = self._look_now(self._pool.counters.sequence)
         if self._pool.durable.syncs.failed and found.error is None:
@@ -247,7 +247,7 @@ class Unreadable:
 
     def run_due(self, now_s: float) -> None:
         """Drop what the last trial could not read, and try what was used since."""
-        for ino in self._trial.take() or ():
+        for ino in self._trial.pop_result() or ():
             opened = self._pool.open.inodes.get(ino)
             if opened is not None and opened.writers:
                 continue  # its writer may write it again

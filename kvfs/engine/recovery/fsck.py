@@ -144,7 +144,7 @@ class FileCheck:
     def _put_aside(self, ino: InodeNo, *, of_node: bool) -> None:
         """Keep a stray with an identity for a day, as a sweep does; remove one without."""
         if is_identified(self._extents, ino, of_node=of_node):
-            self._stray_files.take(ino, time.time_ns(), of_node=of_node)
+            self._stray_files.move_in(ino, time.time_ns(), of_node=of_node)
         elif of_node:
             self._extents.forget_node(ino)
         else:

@@ -181,7 +181,7 @@ class RowCheck:
         for ino, record in self._records():
             if record is None:
                 continue
-            if not tree_count.note(ino, record):
+            if not tree_count.count(ino, record):
                 text = f"inode {ino:#x} {record.name!r}: no way leads there from the root"
                 self._wrong(text, _dropping(ino, record))
             elif stat.S_ISDIR(record.mode):

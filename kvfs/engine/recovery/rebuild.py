@@ -196,7 +196,7 @@ class _Rebuild:
             cut_off = [
                 (ino, record)
                 for ino, record in parse_inodes(rows)
-                if record is not None and not tree_count.note(ino, record)
+                if record is not None and not tree_count.count(ino, record)
             ]
             if cut_off:
                 with index.write() as txn:

@@ -119,7 +119,9 @@ class TruncatingOpens:
         elif answer is Answer.REPLACE and record is not None:
             self.supersede(ino, record, maker, thread)
         elif answer is Answer.RETRY:
-            self.refusals.note(thread, ino, self._findings.names(ino, record), now_s, reads=reads)
+            self.refusals.remember(
+                thread, ino, self._findings.names(ino, record), now_s, reads=reads
+            )
         if before is not None or answer is Answer.RETRY:
             self._note()
         return answer
@@ -131,7 +133,7 @@ class TruncatingOpens:
         """
         if thread > 0:
             names, now_s = self._findings.names(ino, None), self._pool.monotonic_s()
-            self.refusals.note(thread, ino, names, now_s, reads=reads, truncates=False)
+            self.refusals.remember(thread, ino, names, now_s, reads=reads, truncates=False)
             self._note()
 
     def meets(self, ino: InodeNo, maker: Maker) -> bool:
@@ -206,7 +208,7 @@ class TruncatingOpens:
         self.refusals.forget(thread)
         if truncates and thread > 0:
             names = self._findings.names(ino, self._pool.index.inode(ino))
-            self.refusals.note(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
+            self.refusals.remember(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
         self._note()
 
     def supersede(
@@ -327,7 +329,7 @@ class TruncatingOpens:
     def run_due(self, now_s: float) -> None:
         """Give up what has waited too long."""
         self.old.run_due()
-        self.refusals.tick(now_s)
+        self.refusals.forget_expired(now_s)
         self.lock_files.run_due(now_s)
         while self._awaited and next(iter(self._awaited.values()))[1] <= now_s:
             self._drop_awaited()

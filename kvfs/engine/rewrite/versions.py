@@ -212,7 +212,7 @@ class DisplacedDrafts:
 
     def note_fight(self, record: InodeRecord) -> None:
         """Note that several writers have the name of *record*, or that one took it from another."""
-        self._fought_over.note((record.parent, record.name), True, self._pool.monotonic_s())
+        self._fought_over.remember((record.parent, record.name), True, self._pool.monotonic_s())
 
     def fought_over(self, parent: InodeNo, name: bytes) -> bool:
         """Whether writers took this name from each other a moment ago."""

@@ -166,7 +166,7 @@ class Checkpoints:
         return _Outcome()
 
     def _finish(self) -> None:
-        outcome = self._aside.take()
+        outcome = self._aside.pop_result()
         if outcome is None:
             return
         done, self._next = self._next, None

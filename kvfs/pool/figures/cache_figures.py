@@ -326,7 +326,7 @@ class CacheFigures:
     def tick(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
         self.looks.settle(A_TICK)
-        self.store_times.tick(now_s)
+        self.store_times.run_due(now_s)
         self.reuse.tick()
 
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class ReuseWatch:
         """A client asked for *name* and found nothing."""
         key = key_of(parent, name)
         self._distances.miss(key)
-        away_s = self._evicted.take(key, now_s)
+        away_s = self._evicted.pop(key, now_s)
         if away_s is not None:
             self._returns.add(away_s)
 
@@ -178,7 +178,7 @@ class ReuseWatch:
     def evicted(self, record: InodeRecord, age_s: float, now_s: float) -> None:
         """A block was evicted *age_s* after its last use."""
         self._ages.add(age_s)
-        self._evicted.note(key_of(record.parent, record.name), now_s)
+        self._evicted.remember(key_of(record.parent, record.name), now_s)
 
     def was_evicted(self, parent: InodeNo, name: bytes) -> bool:
         """Whether *name* was evicted lately, and not missed since."""

@@ -173,7 +173,7 @@ class ReadyExtents:
         if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
         try:
-            ino = self._numbers.take()
+            ino = self._numbers.give_out()
         except OSError as error:
             _log.warning("no inode numbers for ready extents: %s", error)
             return
@@ -201,14 +201,14 @@ class ReadyExtents:
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
         try:
-            return self._make(self._numbers.take(), size_bytes)
+            return self._make(self._numbers.give_out(), size_bytes)
         except NoSpace:
             # The device is fuller than the capacity says: an empty extent may still fit.
             if not size_bytes:
                 raise
             self.give_way()
             self._unlink_queue.hurry(self._space.capacity_bytes)
-            return self._make(self._numbers.take(), 0)
+            return self._make(self._numbers.give_out(), 0)
 
     def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
         fd = self._extents.create(ino, size_bytes)

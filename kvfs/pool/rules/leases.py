@@ -177,7 +177,7 @@ class Leases:
 
         Calls *settle* with each inode whose lease ended; it returns False to be called again later.
         """
-        self.processes.servers.tick(now_s)
+        self.processes.servers.forget_expired(now_s)
         for maker in self.processes.ended():
             made = self._by_maker.pop(maker, None)
             if made is not None:

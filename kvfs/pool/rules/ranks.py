@@ -212,7 +212,7 @@ class Ranks:
             self.enter(ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 
     def enter(self, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
-        """Update *ino* in the heat, if it is a block; *used_s* as in ``Heat.note``."""
+        """Update *ino* in the heat, if it is a block; *used_s* as in ``Heat.put``."""
         if stat.S_ISREG(record.mode):
             policy = self._policies.of(record.parent)
             rank = rank_of(record, policy.evict)
@@ -222,12 +222,12 @@ class Ranks:
                 and self._may_be_kept(ino, record.allocated_bytes)
             ):
                 rank = Rank.KEPT
-            self._heat.note(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
+            self._heat.put(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
 
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep block *ino* out of eviction plans until something about it changes."""
         if ino in self._heat:
-            self._heat.note(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
+            self._heat.put(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
 
     def why_kept(self, ino: InodeNo, policy: DirectoryPolicy) -> str | None:
         """Return what keeps *ino*, in a directory with *policy*, from eviction; None: nothing."""

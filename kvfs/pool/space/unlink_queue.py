@@ -175,7 +175,7 @@ class Strays:
 
     def take(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
         """Move the file of *ino* aside, in any thread; pass the result to ``add``."""
-        return self._files.take(ino, now_ns, of_node=of_node)
+        return self._files.move_in(ino, now_ns, of_node=of_node)
 
     def add(self, stray: Stray) -> None:
         """Keep *stray* until its grace ends."""

@@ -52,7 +52,7 @@ class Course:
 
     erase_removed = At(lambda engine: engine.pool.departures.removed.give_way)
     save_heat = At(lambda engine: engine.pool.rules.heat.save)
-    tick_heat = At(lambda engine: engine.pool.rules.heat.tick)
+    tick_heat = At(lambda engine: engine.pool.rules.heat.run_due)
     touch = At(lambda engine: engine.pool.rules.heat.touch)
     #: Nobody comes for what waits for an OPEN.
     end_second_tries = At(lambda engine: engine.blocks.truncating.close)
@@ -70,7 +70,7 @@ class Course:
     #: All short jobs, identities too; and with them those of the thread.
     hurry = At(lambda engine: engine.pool.background.hurry)
     drain = At(lambda engine: engine.pool.background.drain)
-    begin_jobs = At(lambda engine: engine.pool.background.tick)
+    begin_jobs = At(lambda engine: engine.pool.background.make_due)
     unlink_now = At(lambda engine: engine.pool.space.unlink_queue.hurry)
 
     def run_all(self) -> None:

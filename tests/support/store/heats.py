@@ -36,7 +36,7 @@ def opened(
 def note(heat: Heat, *inos: int, rank: Rank = Rank.PUBLISHED) -> None:
     """Store blocks of a MiB."""
     for ino in inos:
-        heat.note(InodeNo(ino), MIB, rank, ino)
+        heat.put(InodeNo(ino), MIB, rank, ino)
 
 
 def order(heat: Heat) -> list[int]:

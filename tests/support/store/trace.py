@@ -36,7 +36,7 @@ def replay(requests: Sequence[Request], heat: Heat, blocks_max: int) -> Outcome:
     hits = written = asked = 0
     next_ino = FIRST_INODE
     for request in requests:
-        heat.tick(request.at_s)
+        heat.run_due(request.at_s)
         asked += len(request.blocks)
         missing = [block for block in request.blocks if block not in present]
         hits += request.blocks.index(missing[0]) if missing else len(request.blocks)
@@ -56,7 +56,7 @@ def replay(requests: Sequence[Request], heat: Heat, blocks_max: int) -> Outcome:
                 del present[block_of.pop(ino)]
         for block in missing:
             present[block], block_of[next_ino] = next_ino, block
-            heat.note(next_ino, _BLOCK_BYTES, Rank.PUBLISHED, block)
+            heat.put(next_ino, _BLOCK_BYTES, Rank.PUBLISHED, block)
             next_ino = InodeNo(next_ino + 1)
     return Outcome(100 * hits / asked, 100 * written / asked)
 
