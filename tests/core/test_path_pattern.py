@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.core.path_pattern import PathPattern
+from kvfs.engine.names.named import PathPattern
 
 LMCACHE = "meta-llama-SEP-Llama-3.1-8B@8@0@2f6c1a90@bfloat16.data"
 

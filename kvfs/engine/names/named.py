@@ -4,6 +4,8 @@ Those named by paths or a pattern are found in steps. Requests are answered betw
 walk looks at each name and each directory again when it comes to it.
 """
 
+import fnmatch
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -13,9 +15,8 @@ import numpy as np
 from kvfs.core.errors import Damaged, PathMissing, UsageError
 from kvfs.core.eviction_policy import EVICTABLE, Columns, Rank
 from kvfs.core.lifecycle import SETTLED
-from kvfs.core.path_pattern import PathPattern, Reached
 from kvfs.core.shown_names import printable
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.paths import path_of
@@ -29,6 +30,67 @@ STEP: Final = InodeNo(0)
 #: A list is kept in memory while a client fetches it: 512 KiB.
 HOTTEST_MAX: Final = 1 << 16
 _RANKS: Final = tuple(int(rank) for rank in (*EVICTABLE, Rank.KEPT))
+#: A walk's position in a pattern: the numbers of the parts that the next name may match.
+Reached = frozenset[int]
+
+_NOWHERE: Final = frozenset({".", ".."})
+
+
+class PathPattern:
+    """One pattern of paths relative to the mountpoint, such as ``lmcache/model@*``.
+
+    Like a shell's: ``*``, ``?``, ``[...]`` in a name, ``**`` for any names. Unlike in a shell,
+    ``*`` also matches a dot at the beginning of a name.
+
+    A walk down a tree matches a name at a time, so it never enters a directory below which nothing
+    can match. The time per name is bounded: patterns do not backtrack as some regular expressions
+    do (fnmatch.translate of Python 3.11 makes atomic groups).
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError if no path can match *text*."""
+        names = [name for name in text.split("/") if name]
+        if not names:
+            raise ValueError("the pattern is empty")
+        if len(text) > PATH_MAX_BYTES:
+            raise ValueError(f"the pattern is longer than {PATH_MAX_BYTES} characters")
+        if not _NOWHERE.isdisjoint(names):
+            raise ValueError(f"{text!r}: leave out '.' and '..'")
+        if names[-1] == "**":
+            names.append("*")  # what lies below, and not the directory itself
+        #: None stands for ``**``.
+        self._parts = [
+            None if name == "**" else re.compile(fnmatch.translate(name)) for name in names
+        ]
+        #: The position of a walk that is at the mountpoint.
+        self.start: Final = self._widened({0})
+
+    def after(self, reached: Reached, name: bytes) -> Reached:
+        """Return the position after *name*, from position *reached*.
+
+        It is empty if nothing at or below the name can match.
+        """
+        text = name.decode(errors="surrogateescape")
+        found = set[int]()
+        for at in reached:
+            part = self._parts[at] if at < len(self._parts) else None
+            if at < len(self._parts) and part is None:
+                found.add(at)
+            elif part is not None and part.match(text):
+                found.add(at + 1)
+        return self._widened(found)
+
+    def is_matched(self, reached: Reached) -> bool:
+        """Whether the path walked so far matches the whole pattern."""
+        return len(self._parts) in reached
+
+    def _widened(self, reached: set[int]) -> Reached:
+        """Return *reached* and what follows it when ``**`` matches no name."""
+        for at in sorted(reached):
+            while at < len(self._parts) and self._parts[at] is None:
+                at += 1
+                reached.add(at)
+        return frozenset(reached)
 
 
 class Named(NamedTuple):
@@ -37,6 +99,25 @@ class Named(NamedTuple):
     paths: tuple[str, ...]
     match: str | None = None
     """Only what matches, at or below the paths; a directory stands for all that is below it."""
+
+
+class _Pace:
+    """Counts the names that a walk looks at, and ends its steps."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0
+
+    def after(self, names: int) -> Iterator[InodeNo]:
+        """Yield STEP if, with so many *names* of a directory, enough were looked at."""
+        self._looked_at += names + _OF_A_DIRECTORY
+        if self._looked_at >= _LOOKED_AT:
+            self._looked_at = 0
+            yield STEP
+
+    def at_the_end(self) -> Iterator[InodeNo]:
+        """Yield STEP if the last step is not over."""
+        if self._looked_at:
+            yield STEP
 
 
 def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
@@ -85,7 +166,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
     """Yield each file at or below *root*, and STEP after every step."""
-    waiting, looked_at = [root], 0
+    waiting, pace = [root], _Pace()
     while waiting:
         at = waiting.pop()
         record = pool.index.inode_or_miss(at)
@@ -102,12 +183,8 @@ def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
                         waiting.append(ino)
                 elif child is not None and stat.S_ISREG(child.mode):
                     yield ino
-            looked_at += len(children) + _OF_A_DIRECTORY
-            if looked_at >= _LOOKED_AT:
-                looked_at = 0
-                yield STEP
-    if looked_at:
-        yield STEP
+            yield from pace.after(len(children))
+    yield from pace.at_the_end()
 
 
 def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Iterator[InodeNo]:
@@ -119,7 +196,7 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
             yield root
             return
     waiting: list[tuple[InodeNo, InodeNo, Reached]] = [(ROOT_INODE, root, reached)]
-    looked_at = 0
+    pace = _Pace()
     while waiting:
         above, at, reached = waiting.pop()
         record = pool.index.inode_or_miss(at)
@@ -134,12 +211,8 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
                     yield ino
                 elif further and ino != root:
                     waiting.append((at, ino, further))
-            looked_at += len(children) + _OF_A_DIRECTORY
-            if looked_at >= _LOOKED_AT:
-                looked_at = 0
-                yield STEP
-    if looked_at:
-        yield STEP
+            yield from pace.after(len(children))
+    yield from pace.at_the_end()
 
 
 def _leads_down(at: InodeNo, ino: InodeNo, child: InodeRecord, root: InodeNo) -> bool:
