@@ -1,4 +1,4 @@
-"""How a process ended, as far as the kernel tells. The answer may be "unknown".
+"""What /proc says of a process: its status, and how it ended. The answer may be "unknown".
 
 Reading ``status`` and ``statm`` of a process never waits for it. Reading ``stat`` may: a process
 inside execve(2) that closes its files holds a lock that ``stat`` waits for, and it waits for us. So
@@ -7,13 +7,17 @@ inside execve(2) that closes its files holds a lock that ``stat`` waits for, and
 
 import fcntl
 import os
+import re
 import signal
 import struct
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
+#: Enough of a status without its groups, which may be many, and what follows them.
 _STATUS_BYTES: Final = 2048
+#: Of a status: real, effective, saved, and that of the file system (setfsuid(2)).
+_FILE_IDS: Final = re.compile(rb"\nUid:\t\d+\t\d+\t\d+\t(\d+)\nGid:\t\d+\t\d+\t\d+\t(\d+)\n")
 _STAT_BYTES: Final = 2048
 #: Fields of /proc/PID/stat (proc_pid_stat(5)), counted behind the command's closing bracket.
 _STATE_FIELD: Final = 3 - 3
@@ -66,9 +70,24 @@ def process_ids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def status_of(tid: int, open_file: Callable[[str], int] = open_to_read) -> bytes:
+def status_of(
+    tid: int, open_file: Callable[[str], int] = open_to_read, most_bytes: int = _STATUS_BYTES
+) -> bytes:
     """Return /proc/TID/status, which never waits for the thread; empty if it cannot be read."""
-    return read_at_once(f"/proc/{tid}/status", _STATUS_BYTES, open_file)
+    return read_at_once(f"/proc/{tid}/status", most_bytes, open_file)
+
+
+class FileIds(NamedTuple):
+    """As whom a thread uses files."""
+
+    uid: int
+    gid: int
+
+
+def file_ids_in(status: bytes) -> FileIds | None:
+    """Return as whom the thread with this *status* uses files; None if it is empty."""
+    found = _FILE_IDS.search(status)
+    return None if found is None else FileIds(int(found[1]), int(found[2]))
 
 
 def stat_fields(pid: int, open_file: Callable[[str], int] = open_to_read) -> list[bytes]:

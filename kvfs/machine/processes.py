@@ -9,7 +9,6 @@ is started at boot could get the same pid and the same birth in each boot.
 import contextlib
 import errno
 import os
-import re
 import select
 import threading
 import zlib
@@ -21,6 +20,7 @@ from kvfs.machine.file_servers import BELIEVED_S, THREADS_MAX, FileServers, is_k
 from kvfs.machine.process_ends import (
     Fate,
     fate_without_memory,
+    file_ids_in,
     judge,
     open_to_read,
     read_at_once,
@@ -37,8 +37,6 @@ UNKNOWN_UID: Final = -1
 #: What the kernel shows of a user that has no number here (user_namespaces(7)).
 OVERFLOW_UID: Final = 65534
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-#: Of /proc/PID/status: real, effective, saved, and that of the file system (setfsuid(2)).
-_UIDS: Final = re.compile(rb"\nUid:\t\d+\t\d+\t\d+\t(\d+)\n")
 #: Above the inode numbers of pidfds: 32 bits of the boot's id.
 _BOOT_SHIFT: Final = 32
 
@@ -226,11 +224,10 @@ class Processes:
         it cannot become another user's, and no other gets its number.
         """
         status = status_of(tid, self._open) if tid > 0 else b""
-        found = _UIDS.search(status)
-        if found is None or is_kernel_thread(status):
+        ids = file_ids_in(status)
+        if ids is None or ids.uid == OVERFLOW_UID or is_kernel_thread(status):
             return UNKNOWN_UID
-        uid = int(found[1])
-        return UNKNOWN_UID if uid == OVERFLOW_UID else uid
+        return ids.uid
 
     def ask(self, maker: Maker) -> Question:
         """Ask how *maker* ended; the answer may take a while."""
