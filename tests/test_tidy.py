@@ -171,6 +171,10 @@ ALLOWED_WORDS: Final = {
     "kvfs.storage.lmdb_file": frozenset({"page", "pages"}),
 }
 
+#: Verbs that do not say what happens, and the folders where no function is called so.
+VAGUE_VERBS: Final = frozenset({"look", "note", "take", "tick"})
+WITHOUT_VAGUE_VERBS: Final = ("core", "devices", "machine", "pool", "storage")
+
 #: The only module of kvfs/ that starts what serves.
 DOOR_TO_MOUNT: Final = "kvfs.cli.serve"
 
@@ -362,6 +366,12 @@ def test_words_are_the_products(path: Path) -> None:
         if name not in ALLOWED_NAMES and words_of(name) & banned
     ]
     assert not wrong, f"{shown(path)}: say it in the words of design.md: {wrong}"
+
+
+@of_each([path for path in SOURCES if path.relative_to(ROOT).parts[1] in WITHOUT_VAGUE_VERBS])
+def test_verbs_say_what_happens(path: Path) -> None:
+    vague = [function.name for function in functions_of(path) if function.name in VAGUE_VERBS]
+    assert not vague, f"{shown(path)}: what does it do?"
 
 
 def test_no_file_knows_this_machine() -> None:

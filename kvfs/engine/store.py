@@ -130,28 +130,28 @@ class Store:
         """Return what a tick does, in order. Each chore gets the present time."""
         pool = self.pool
         return (
-            pool.departures.removed.tick,
+            pool.departures.removed.run_due,
             lambda _: pool.space.unlink_queue.settle(),
             self.watch.run_due,
-            lambda _: pool.space.device_room.look(),
+            lambda _: pool.space.device_room.measure(),
             self.reclaim.run_due,
             lambda _: self.name_eviction.run_due(),
-            lambda now_s: pool.open.ready.tick(now_s, pool.evictable_bytes),
+            lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
-            pool.durable.checkpoints.tick,
+            pool.durable.checkpoints.run_due,
             self.verifier.run_due,
             self.blocks.truncating.run_due,
-            lambda now_s: pool.rules.leases.tick(now_s, self.blocks.lease_ends.end),
+            lambda now_s: pool.rules.leases.run_due(now_s, self.blocks.lease_ends.end),
             pool.rules.heat.run_due,
             lambda _: pool.rules.heat.mark(pool.age_ns()),
             self.expiry.run_due,
             self._save_heat,
-            pool.figures.tick,
+            pool.figures.run_due,
             self.device_wear.run_due,
             self._sweep_on,
             self.durable_pass.run_due,
-            lambda _: pool.space.strays.tick(pool.age_ns()),
+            lambda _: pool.space.strays.run_due(pool.age_ns()),
         )
 
     # ---- the port Room: what the allocator asks for ----

@@ -119,10 +119,10 @@ class DraftGrowth:
         for ino in list(islice(runners, _LOOKS_A_DRAFT)):
             opened = runners.pop(ino)
             if opened.runs_free:
-                self.look(opened, now_s)
+                self.measure(opened, now_s)
                 runners[ino] = opened  # moved to the end
 
-    def look(self, opened: OpenInode, now_s: float) -> int:
+    def measure(self, opened: OpenInode, now_s: float) -> int:
         """Count the bytes that *opened* took since the last check; return what it may take next."""
         pool = self._pool
         if (
@@ -243,10 +243,10 @@ class Allocator:
         if self._pool.short_bytes(now_s) > 0:
             self.room.top_up()
         try:
-            return self._pool.open.ready.take(wanted_bytes, now_s)
+            return self._pool.open.ready.give_out(wanted_bytes, now_s)
         except NoSpace:
             self.find_device_room(_DEVICE_STEP_BYTES)
-            return self._pool.open.ready.take(0, now_s)
+            return self._pool.open.ready.give_out(0, now_s)
 
     def find_device_room(self, size_bytes: int) -> None:
         """Make space for *size_bytes* on a full device, even if the pool is below its capacity.

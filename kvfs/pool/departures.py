@@ -78,7 +78,7 @@ class RecentlyRemoved:
         self._held_bytes -= removed.record.allocated_bytes
         return removed.record
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Erase inodes whose time is over."""
         while self._removed and next(iter(self._removed.values())).due_s <= now_s:
             self._erase_oldest()

@@ -105,7 +105,7 @@ class Broadcast:
             while self._clients:
                 # All that is waiting now, in slices; what comes meanwhile waits for the next round.
                 while True:
-                    lines, lost = self._events.take(_SLICE), self._events.take_lost()
+                    lines, lost = self._events.pop(_SLICE), self._events.take_lost()
                     if not lines and not lost:
                         break
                     for client in self._clients:

@@ -92,7 +92,7 @@ def _checkpoint(store: Store) -> float:
     checkpoints = store.pool.durable.checkpoints
     before, checkpoints._tried_s = checkpoints.taken, float("-inf")
     while checkpoints.taken == before:
-        checkpoints.tick(time.monotonic())
+        checkpoints.run_due(time.monotonic())
         time.sleep(0.001)
     return time.monotonic() - begun_s
 

@@ -21,7 +21,7 @@ TELLING: Final = {
     "forecast": {"note_published"},
     "heat": {"drop", "evicted", "put"},
     "identities": {"note_attributes", "publish", "withdraw", "write"},
-    "leases": {"drop", "follow", "note"},
+    "leases": {"drop", "follow", "put"},
     "node_shares": {"come", "go", "set_attributes"},
     "pins": {"drop", "move", "set"},
     "policies": {"clear", "note_ttl"},

@@ -19,7 +19,7 @@ CAPACITY, BOUND = 1000, 800
 def shares(*held: tuple[int, Maker, int], bound: Callable[[], int] = lambda: BOUND) -> LeaseShares:
     made = LeaseShares(bound, lambda: CAPACITY)
     for uid, maker, size_bytes in held:
-        made.note(uid, maker, size_bytes)
+        made.count(uid, maker, size_bytes)
     return made
 
 
@@ -56,7 +56,7 @@ def test_what_the_bound_leaves_is_for_what_is_under_way_and_for_others() -> None
 def test_a_lease_that_ends_counts_no_more() -> None:
     leases = shares((USER, ONE, BOUND + 1), (USER, ONE, -2))
     assert not leases.refuses(USER, ONE)
-    leases.note(USER, ONE, 1 - BOUND)
+    leases.count(USER, ONE, 1 - BOUND)
     assert leases.most() is None
     assert leases.held_bytes == 0
 
@@ -65,7 +65,7 @@ def test_no_room_for_leases_at_all_refuses_only_who_has_one() -> None:
     leases = shares(bound=lambda: 0)
     assert leases.bound_bytes == 0
     assert not leases.refuses(USER, ONE)
-    leases.note(USER, ONE, 1)
+    leases.count(USER, ONE, 1)
     assert leases.refuses(USER, ONE)
     assert not leases.refuses(USER, OTHER)
 

@@ -26,7 +26,7 @@ class Table:
         self.refused: set[InodeNo] = set()
 
     def tick(self, now_s: float) -> None:
-        self.leases.tick(now_s, self.settle)
+        self.leases.run_due(now_s, self.settle)
 
     def settle(self, ino: InodeNo) -> bool:
         if ino in self.refused:
@@ -39,7 +39,7 @@ class Table:
         record = InodeRecord(
             FILE, 0, 0, state, 1, 4096, 0, 0, 0, 0, ROOT_INODE, 0, 0, Sequence(1), b"a", b"", *maker
         )
-        self.leases.note(InodeNo(ino), record, now_s)
+        self.leases.put(InodeNo(ino), record, now_s)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Bench:
         self.queue.forecast.note_published(ROOT_INODE, size_bytes, 0.0)
         for _ in range(2 * count):
             self.queue.forecast.note_created(size_bytes, 0.0)
-        self.queue.tick(0.0, 0)
+        self.queue.run_due(0.0, 0)
         self.background.drain()
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def test_what_is_wanted_is_prepared_and_counted(bench: Bench) -> None:
 
 def test_a_taken_extent_is_empty_and_holds_its_blocks(bench: Bench) -> None:
     bench.want(2)
-    extent = bench.queue.take(SIZE_BYTES, 0.0)
+    extent = bench.queue.give_out(SIZE_BYTES, 0.0)
     status = os.fstat(extent.fd)
     assert (status.st_size, status.st_blocks * 512) == (0, SIZE_BYTES)
     assert extent.reserve_bytes == SIZE_BYTES
@@ -109,7 +109,7 @@ def test_a_taken_extent_is_empty_and_holds_its_blocks(bench: Bench) -> None:
 
 def test_a_taken_extent_is_followed_by_the_next_one(bench: Bench) -> None:
     bench.want(2)
-    give_up(bench.queue.take(SIZE_BYTES, 0.0))
+    give_up(bench.queue.give_out(SIZE_BYTES, 0.0))
     assert bench.space.ready_bytes == SIZE_BYTES, "what is only ordered holds no blocks"
     bench.background.drain()
     assert bench.queue.count == 2
@@ -117,7 +117,7 @@ def test_a_taken_extent_is_followed_by_the_next_one(bench: Bench) -> None:
 
 
 def test_without_a_ready_one_an_extent_is_made_at_once(bench: Bench) -> None:
-    extent = bench.queue.take(8192, 0.0)
+    extent = bench.queue.give_out(8192, 0.0)
     assert extent.reserve_bytes == 8192
     assert (bench.queue.hits, bench.queue.misses) == (0, 1)
     assert bench.space.ready_bytes == 0
@@ -128,7 +128,7 @@ def test_no_number_is_taken_twice(bench: Bench) -> None:
     bench.want(4)
     seen: set[InodeNo] = set()
     for _ in range(12):
-        extent = bench.queue.take(SIZE_BYTES, 0.0)
+        extent = bench.queue.give_out(SIZE_BYTES, 0.0)
         give_up(extent)
         assert extent.ino not in seen
         seen.add(extent.ino)
@@ -137,12 +137,12 @@ def test_no_number_is_taken_twice(bench: Bench) -> None:
 
 def test_an_extent_that_comes_back_is_ready_again(bench: Bench) -> None:
     bench.want(1)
-    extent = bench.queue.take(SIZE_BYTES, 0.0)
+    extent = bench.queue.give_out(SIZE_BYTES, 0.0)
     before = bench.space.ready_bytes
     bench.queue.put_back(extent)
     assert bench.space.ready_bytes == before + SIZE_BYTES
     assert bench.queue.count == 1
-    bench.queue.tick(0.0, 0)
+    bench.queue.run_due(0.0, 0)
     bench.background.drain()
 
 
@@ -169,7 +169,7 @@ def test_they_give_way_whole(bench: Bench) -> None:
 
 def test_they_go_when_nobody_wants_them_any_more(bench: Bench) -> None:
     bench.want(4)
-    bench.queue.tick(3600.0, 0)
+    bench.queue.run_due(3600.0, 0)
     bench.background.drain()
     assert (bench.queue.count, bench.space.ready_bytes, bench.extents()) == (0, 0, [])
 
@@ -182,7 +182,7 @@ def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
 
 def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
     bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
-    bench.queue.tick(0.0, 0)
+    bench.queue.run_due(0.0, 0)
     assert bench.background.backlog == 1
     bench.space.recorded_bytes = bench.space.capacity_bytes
     bench.background.drain()
@@ -196,7 +196,7 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
     for _ in range(20):
         bench.queue.forecast.note_created(SIZE_BYTES, 0.0)
     for _ in range(3):
-        bench.queue.tick(0.0, bench.space.capacity_bytes)
+        bench.queue.run_due(0.0, bench.space.capacity_bytes)
     assert bench.background.backlog == 2
     assert bench.space.unclaimed_bytes == 5 * SIZE_BYTES // 2
     bench.background.drain()
@@ -206,9 +206,9 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
 def test_a_size_that_nobody_stores_any_more_is_not_made(bench: Bench) -> None:
     """Else it would hold room until the next look, and go unused."""
     bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
-    bench.queue.tick(0.0, 0)
+    bench.queue.run_due(0.0, 0)
     bench.queue.forecast.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
-    bench.queue.tick(FORGET_S + 1.0, 0)
+    bench.queue.run_due(FORGET_S + 1.0, 0)
     bench.background.drain()
     assert bench.extents() == [2 * SIZE_BYTES]
 
@@ -220,7 +220,7 @@ def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) 
     failing.fail_at = 1
     bench.queue.give_way()
     bench.background.drain()
-    extent = bench.queue.take(SIZE_BYTES, 0.0)
+    extent = bench.queue.give_out(SIZE_BYTES, 0.0)
     assert extent.reserve_bytes == 0
     give_up(extent)
     assert bench.extents() == [0]
@@ -230,10 +230,10 @@ def test_a_device_without_room_for_a_reserve_still_gives_an_extent(place: Path) 
 def test_a_device_without_room_for_a_file_says_so(place: Path) -> None:
     failing = FailingSyscalls(["open"], 0, errno.ENOSPC, for_good=True)
     bench = Bench(place, failing, Settings())
-    give_up(bench.queue.take(SIZE_BYTES, 0.0))
+    give_up(bench.queue.give_out(SIZE_BYTES, 0.0))
     failing.fail_at = 1
     with pytest.raises(NoSpace):
-        bench.queue.take(SIZE_BYTES, 0.0)
+        bench.queue.give_out(SIZE_BYTES, 0.0)
     bench.close()
 
 
@@ -246,7 +246,7 @@ def test_what_the_data_path_refuses_leaves_nothing(bench: Bench) -> None:
     bench.want(2)
     assert (bench.queue.count, bench.space.ready_bytes) == (0, 0)
     with pytest.raises(OSError, match="no backing ids"):
-        bench.queue.take(SIZE_BYTES, 0.0)
+        bench.queue.give_out(SIZE_BYTES, 0.0)
     assert bench.extents() == []
 
 
@@ -271,7 +271,7 @@ def test_any_failing_call_leaves_the_accounts_right(place: Path) -> None:
         try:
             bench.want(3)
             for _ in range(4):
-                give_up(bench.queue.take(SIZE_BYTES, 0.0))
+                give_up(bench.queue.give_out(SIZE_BYTES, 0.0))
         except OSError:
             assert failing.failed
         bench.background.drain()

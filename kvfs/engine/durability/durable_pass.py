@@ -179,7 +179,7 @@ class DurablePass:
         if fd == MAY_CHANGE:
             queue.hold(ino)
             return
-        queue.take(ino)
+        queue.begin(ino)
         self._batch.append(_Block(ino, waiting, fd))
         self._batch_bytes += waiting.size_bytes
 

@@ -41,7 +41,7 @@ class OverrunWatch:
         pool = self._pool
         written = pool.open.inodes.written
         due = self._due()
-        lacking = sum(self._growth.look(opened, now_s) for opened in due)
+        lacking = sum(self._growth.measure(opened, now_s) for opened in due)
         kept = max((opened.outgrowing_bytes for opened in due), default=0)
         pool.space.taken.lacking_bytes = max(lacking, kept)
         if written and pool.space.taken.unclaimed_bytes < 0:
@@ -52,7 +52,7 @@ class OverrunWatch:
 
         Otherwise drafts closed between two ticks could leave the pool above its capacity.
         """
-        self._growth.look(opened, self._pool.monotonic_s())
+        self._growth.measure(opened, self._pool.monotonic_s())
         if self._pool.space.taken.overstepped_bytes:
             self._hold_the_bound()
 

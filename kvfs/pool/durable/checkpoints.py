@@ -105,7 +105,7 @@ class Checkpoints:
             held.end()
         remove_checkpoint(self._pool_fd, self._syscalls)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Begin a checkpoint that is due, or keep one that is complete. Raises NoSpace, OSError."""
         if self._aside.busy:
             self._finish()

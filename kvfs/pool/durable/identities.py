@@ -163,7 +163,7 @@ class Identities:
 
     def note_attributes(self, ino: InodeNo) -> None:
         """Queue *ino*'s attributes, which changed in the index, and then its identity."""
-        if self.attributes.note(ino):
+        if self.attributes.mark_changed(ino):
             self._background.submit(lambda: self._say_all(ino))
 
     def write_anew(self, ino: InodeNo, record: InodeRecord) -> None:

@@ -155,7 +155,7 @@ class NotDurable:
         """Return the block that the pass should take next, None if none waits."""
         return next(iter(self._waiting.items()), None)
 
-    def take(self, ino: InodeNo) -> None:
+    def begin(self, ino: InodeNo) -> None:
         """Note that the pass has begun to make *ino* durable."""
         self._taken[ino] = self._waiting.pop(ino)
 
@@ -286,7 +286,7 @@ class AttributeRecords:
         """Return how many changes are not durable."""
         return len(self._changed) + self._written.changes + self._flushing.changes
 
-    def note(self, ino: InodeNo) -> bool:
+    def mark_changed(self, ino: InodeNo) -> bool:
         """Note that the attributes of *ino* changed in the index, with a new sequence number.
 
         Return True if no change of *ino* was waiting before.

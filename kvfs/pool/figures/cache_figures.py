@@ -297,7 +297,7 @@ class CacheFigures:
         if not rewritten:
             self.store_times.add(self._clock_ns() - record.btime_ns)
         if self.events.wanted:
-            self.events.note(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
+            self.events.add(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 
     def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
         """The block with *record* was evicted, *age_ns* after its last use."""
@@ -309,7 +309,7 @@ class CacheFigures:
         tally.evicted_bytes += record.allocated_bytes
         self.reuse.evicted(record, age_ns / SECOND_NS, self._monotonic_s())
         if self.events.wanted and not is_temporary(record.name):
-            self.events.note(
+            self.events.add(
                 Kind.EVICTED,
                 record.parent,
                 record.name,
@@ -321,13 +321,13 @@ class CacheFigures:
         """A client removed the block with *record*: a larger pool would not have it either."""
         self.reuse.removed(record)
         if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
-            self.events.note(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
+            self.events.add(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
 
-    def tick(self, now_s: float) -> None:
+    def run_due(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
         self.looks.settle(A_TICK)
         self.store_times.run_due(now_s)
-        self.reuse.tick()
+        self.reuse.count_loads()
 
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
         """Return the figures for `kvfs status`: counts, bytes and seconds.
@@ -335,7 +335,7 @@ class CacheFigures:
         *held_bytes* of the pool's *capacity_bytes* are for blocks with a name.
         """
         self.looks.settle()
-        self.reuse.tick()
+        self.reuse.count_loads()
         tally = self.tallies.all()
         self.reuse.count(tally.hits + tally.misses - self._references)
         self._references = tally.hits + tally.misses
@@ -361,7 +361,7 @@ class CacheFigures:
             self.tallies.of(parent, name).misses += 1
             self.reuse.missed(parent, name, self._monotonic_s())
             if self.events.wanted:
-                self.events.note(Kind.MISSING, parent, name)
+                self.events.add(Kind.MISSING, parent, name)
 
 
 def _by_name(tallies: dict[str, Tally]) -> dict[str, Any]:

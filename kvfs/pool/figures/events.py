@@ -18,7 +18,7 @@ from kvfs.storage.index import Index
 WAITING_MAX_BYTES: Final = 8 << 20
 #: About what a row takes in memory beside directory and name.
 _ROW_BYTES: Final = 480
-#: Rows of the index read for paths between two calls of ``take``, at some 4 us each; further events
+#: Rows of the index read for paths between two calls of ``pop``, at some 4 us each; further events
 #: are lost. Only lookups in ever other directories, hundreds of levels deep, need more.
 _STEPS_MAX: Final = 8192
 
@@ -54,7 +54,7 @@ class Events:
         self._steps_left = _STEPS_MAX
         self._waiting: deque[_Row] = deque()
         self._waiting_bytes = 0
-        #: Whether anybody listens; otherwise ``note`` need not be called.
+        #: Whether anybody listens; otherwise ``add`` need not be called.
         self.wanted = False
         #: Events lost since the last ``take_lost``.
         self.lost = 0
@@ -73,7 +73,7 @@ class Events:
         """A directory moved: what happens below it from now on has another path."""
         self._paths.clear()
 
-    def note(self, kind: Kind, parent: InodeNo, name: bytes, **more: object) -> None:
+    def add(self, kind: Kind, parent: InodeNo, name: bytes, **more: object) -> None:
         """Keep one event of the block *name* in directory *parent*.
 
         Its path is looked up at once, because the directory may be gone later.
@@ -90,7 +90,7 @@ class Events:
             self._waiting_bytes -= self._waiting.popleft().size_bytes
             self.lost += 1
 
-    def take(self, count_max: int) -> list[bytes]:
+    def pop(self, count_max: int) -> list[bytes]:
         """Return up to *count_max* of the oldest events, each a line of JSON, and forget them."""
         self._steps_left = _STEPS_MAX
         taken = [self._waiting.popleft() for _ in range(min(count_max, len(self._waiting)))]

@@ -140,7 +140,7 @@ class ReuseWatch:
     """Reuse distances, ages at eviction, and misses after it. Cheap where a request waits.
 
     All figures are about names, each known by 32 bits of a checksum. What is kept is bounded:
-    followed names, the names that were evicted last, and the loads since the last ``tick``.
+    followed names, the names that were evicted last, and the loads since the last ``count_loads``.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -184,7 +184,7 @@ class ReuseWatch:
         """Whether *name* was evicted lately, and not missed since."""
         return key_of(parent, name) in self._evicted
 
-    def tick(self) -> None:
+    def count_loads(self) -> None:
         """Process the loads since the last tick."""
         if self._loads:
             loads = Counter(self._loads)

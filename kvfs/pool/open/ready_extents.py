@@ -85,7 +85,7 @@ class ReadyExtents:
         """Whether an extent of *size_bytes* is ready."""
         return bool(self._queues.get(size_bytes))
 
-    def take(self, size_bytes: int, now_s: float) -> ReadyExtent:
+    def give_out(self, size_bytes: int, now_s: float) -> ReadyExtent:
         """Return an extent with *size_bytes* allocated, for which the caller has made space.
 
         If the device has no space, nothing is allocated. Raises NoSpace, OSError.
@@ -112,7 +112,7 @@ class ReadyExtents:
             raise
 
     def put_back(self, extent: ReadyExtent) -> None:
-        """Take back an extent that ``take`` returned and that no client has used."""
+        """Take back an extent that ``give_out`` returned and that no client has used."""
         self._space.ready_bytes += extent.reserve_bytes
         self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
 
@@ -122,7 +122,7 @@ class ReadyExtents:
             self._kernel.abandon(extent.backing_id)
         os.close(extent.fd)
 
-    def tick(self, now_s: float, spendable_bytes: int) -> None:
+    def run_due(self, now_s: float, spendable_bytes: int) -> None:
         """Adjust the queues to the forecast; called a few times a second.
 
         *spendable_bytes*: how many bytes could be evicted if space were needed.

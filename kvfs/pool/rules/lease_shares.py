@@ -43,7 +43,7 @@ class LeaseShares:
         """How much leases may keep now."""
         return self._bound_bytes()
 
-    def note(self, uid: int, maker: Maker, change_bytes: int) -> None:
+    def count(self, uid: int, maker: Maker, change_bytes: int) -> None:
         """Count *change_bytes* more, or less if negative, for *maker* of user *uid*."""
         self.held_bytes += change_bytes
         makers = self._by_user.setdefault(uid, {})

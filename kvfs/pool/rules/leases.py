@@ -90,9 +90,9 @@ class Leases:
         elif stat.S_ISREG(record.mode) and not (why is Why.FOUND and ino in self._held):
             if why in _SAID_BEFORE and record.maker_tgid and not self._same_boot:
                 record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
-            self.note(ino, record, self._monotonic_s())
+            self.put(ino, record, self._monotonic_s())
 
-    def note(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
+    def put(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Update *ino*, which now has *record*."""
         self.drop(ino)
         state = State(record.state)
@@ -132,7 +132,7 @@ class Leases:
         before_blocks, before_bytes = self.totals[state]
         self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
         if state in LEASES:
-            self.shares.note(lease.uid, lease.maker, size_bytes)
+            self.shares.count(lease.uid, lease.maker, size_bytes)
 
     def _shared(self, lease: Lease) -> Lease:
         if len(self._kinds) > _KINDS_MAX:
@@ -172,7 +172,7 @@ class Leases:
             self._timed[ino] = now_s
             self._timed.move_to_end(ino)
 
-    def tick(self, now_s: float, settle: Callable[[InodeNo], bool]) -> None:
+    def run_due(self, now_s: float, settle: Callable[[InodeNo], bool]) -> None:
         """End the leases of processes that ended, and of timed leases not used for long.
 
         Calls *settle* with each inode whose lease ended; it returns False to be called again later.

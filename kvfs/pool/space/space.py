@@ -100,7 +100,7 @@ class DeviceRoom:
         self._looks: deque[int] = deque(maxlen=_LOOKS)
         self._kept_bytes = min(int(space.capacity_bytes * _KEPT_SHARE), _KEPT_MOST_BYTES)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Check again; called at every tick. Raises OSError."""
         space = self._space
         self._looks.append(space.taken_bytes + self._free_bytes() - self._kept_bytes)
@@ -109,7 +109,7 @@ class DeviceRoom:
     def refused(self) -> None:
         """Note that the device had no space, so earlier checks do not count. Raises OSError."""
         self._looks.clear()
-        self.look()
+        self.measure()
 
 
 #: Share of the capacity for leases and kept blocks together; more only if a setting is higher.

@@ -173,7 +173,7 @@ class Strays:
         for stray in held:
             self.add(stray)
 
-    def take(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
+    def move_aside(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
         """Move the file of *ino* aside, in any thread; pass the result to ``add``."""
         return self._files.move_in(ino, now_ns, of_node=of_node)
 
@@ -185,7 +185,7 @@ class Strays:
             self.gave_way += 1
             self._remove_oldest()
 
-    def tick(self, now_ns: int) -> None:
+    def run_due(self, now_ns: int) -> None:
         """Remove strays whose grace is over. One dated in the future counts from now on."""
         while self._kept:
             oldest = next(iter(self._kept.values()))

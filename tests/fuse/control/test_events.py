@@ -222,14 +222,14 @@ def events() -> Events:
 
 
 def note(events: Events, number: int) -> None:
-    events.note(Kind.STORED, ROOT_INODE, f"{number}".encode(), bytes=number)
+    events.add(Kind.STORED, ROOT_INODE, f"{number}".encode(), bytes=number)
 
 
 def test_nothing_is_kept_that_nobody_takes(events: Events) -> None:
     events.listen(wanted=True)
     for number in range(20_000):
         note(events, number)
-    lines = events.take(100_000)
+    lines = events.pop(100_000)
     assert len(lines) + events.take_lost() == 20_000
     assert json.loads(lines[-1]) == {
         "event": "stored",
@@ -239,12 +239,12 @@ def test_nothing_is_kept_that_nobody_takes(events: Events) -> None:
     }
     note(events, 1)
     events.listen(wanted=False)
-    assert events.take(1) == []
+    assert events.pop(1) == []
 
 
 def test_a_name_of_any_bytes_is_a_line(events: Events) -> None:
-    events.note(Kind.MISSING, ROOT_INODE, b'\xff\n"')
-    (line,) = events.take(9)
+    events.add(Kind.MISSING, ROOT_INODE, b'\xff\n"')
+    (line,) = events.pop(9)
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert json.loads(line)["path"].encode(errors="surrogateescape") == b'/\xff\n"'
@@ -256,38 +256,38 @@ def test_a_path_is_put_together_once_and_no_longer_than_a_call_takes() -> None:
     events.listen(wanted=True)
     count = WAITING_MAX_BYTES // PATH_MAX_BYTES // 2
     for number in range(count):
-        events.note(Kind.MISSING, last, b"%d" % number)
+        events.add(Kind.MISSING, last, b"%d" % number)
     assert index.reads <= PATH_MAX_BYTES // len(DEEP) + 1
-    paths = [json.loads(line)["path"] for line in events.take(count)]
+    paths = [json.loads(line)["path"] for line in events.pop(count)]
     assert len(paths) == count
     assert all(len(path) < PATH_MAX_BYTES for path in paths)
     assert paths[7].startswith(".../ddd")
     assert paths[7].endswith("ddd/7")
     events.tree_changed()
-    events.note(Kind.MISSING, InodeNo(3), b"name")
-    (line,) = events.take(1)
+    events.add(Kind.MISSING, InodeNo(3), b"name")
+    (line,) = events.pop(1)
     assert json.loads(line)["path"] == f"/{DEEP.decode()}/{DEEP.decode()}/name"
 
 
 def test_who_looks_into_ever_other_deep_directories_loses_events_and_not_time() -> None:
-    """Between two calls of ``take`` only so many rows of the index are read for paths."""
+    """Between two calls of ``pop`` only so many rows of the index are read for paths."""
     index = DeepIndex()
     events = Events(index, lambda: 0)
     events.listen(wanted=True)
     for number in range(LOOKS):
-        events.note(Kind.MISSING, InodeNo(LEVELS + number), b"name")
+        events.add(Kind.MISSING, InodeNo(LEVELS + number), b"name")
     assert index.reads < LOOKS * LEVELS / 100
-    assert len(events.take(LOOKS)) + events.take_lost() == LOOKS
-    events.note(Kind.MISSING, InodeNo(LEVELS), b"name")
-    assert len(events.take(LOOKS)) == 1
+    assert len(events.pop(LOOKS)) + events.take_lost() == LOOKS
+    events.add(Kind.MISSING, InodeNo(LEVELS), b"name")
+    assert len(events.pop(LOOKS)) == 1
 
 
 def test_what_waits_is_bounded_in_bytes(events: Events) -> None:
     events.listen(wanted=True)
     count = 2 * WAITING_MAX_BYTES // NAME_MAX_BYTES
     for number in range(count):
-        events.note(Kind.STORED, ROOT_INODE, b"%0255d" % number, bytes=number)
-    kept = [json.loads(line)["bytes"] for line in events.take(count)]
+        events.add(Kind.STORED, ROOT_INODE, b"%0255d" % number, bytes=number)
+    kept = [json.loads(line)["bytes"] for line in events.pop(count)]
     assert sum(NAME_MAX_BYTES for _ in kept) < WAITING_MAX_BYTES
     assert kept == list(range(count - len(kept), count))
     assert events.take_lost() == count - len(kept)

@@ -37,7 +37,7 @@ class Course:
     settle_closes = At(lambda engine: engine.blocks.settle)
     search_anew = At(lambda engine: engine.reclaim.search_anew)
     require_space = At(lambda engine: engine.allocator.require_space)
-    look_at_device = At(lambda engine: engine.pool.space.device_room.look)
+    look_at_device = At(lambda engine: engine.pool.space.device_room.measure)
     rank_anew = At(lambda engine: engine.start_scan.rank_anew)
     sweep_anew = At(lambda engine: engine.sweep.start)
     sweep_on = At(lambda engine: engine.sweep.run_due)
@@ -164,7 +164,7 @@ class Course:
 
     def end_leases(self, now_s: float) -> None:
         """End the leases that are over at *now_s*."""
-        self.engine.pool.rules.leases.tick(now_s, self.engine.blocks.lease_ends.end)
+        self.engine.pool.rules.leases.run_due(now_s, self.engine.blocks.lease_ends.end)
 
     # ---- who is there ----
 
