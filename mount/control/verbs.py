@@ -1,12 +1,22 @@
-"""The verbs evict, pin, unpin, verify and hottest of the control socket."""
+"""The verbs evict, pin, unpin, verify and hottest of the control socket.
+
+Long work is a job, of which one runs at a time. The request that starts it answers at once with its
+number; ``job`` returns its progress, ``cancel`` ends it after its present step. The job goes on if
+the client that started it goes away. All arguments are checked: any program of root may send
+anything.
+"""
 
 import contextlib
 import heapq
-from typing import Any, Final
+import logging
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final, Protocol
 
 import trio
 
-from kvfs.core.errors import CommandError, DeadInode, KvfsError, UsageError
+from kvfs.core.errors import CommandError, DeadInode, KvfsError, ServeFailed, SourceBusy, UsageError
 from kvfs.core.types import InodeNo
 from kvfs.engine.by_command import (
     EvictionOrder,
@@ -32,9 +42,9 @@ from kvfs.engine.names.named import (
 )
 from kvfs.engine.store import Store
 from kvfs.pool.rules.paths import path_of
-from mount.control.arguments import named_by, number, texts
-from mount.control.jobs import Jobs
 from mount.control.socket import Verb
+
+_log: Final = logging.getLogger(__name__)
 
 #: A reply is bounded (control_socket.REPLY_MAX_BYTES), and requests wait while it is made. One
 #: character of a path may take six bytes of JSON.
@@ -43,6 +53,85 @@ _LETTERS_A_REPLY: Final = 64 << 10
 _BLOCKS_A_REPLY: Final = 256
 #: Pins set for one request before others are answered; some 60 us each.
 _PINS_A_TURN: Final = 32
+#: Between two steps, so that requests are answered; a step takes a millisecond or two.
+_PAUSE_S: Final = 0.001
+#: Larger sizes and times make no sense; times in ns must fit into 64 bits.
+_NUMBER_MAX: Final = 1 << 62
+
+
+class Shown(Protocol):
+    """The progress of a job."""
+
+    def shown(self) -> dict[str, object]:
+        """Return it JSON-ready."""
+
+
+class _Job:
+    def __init__(self, number: int, progress: Shown) -> None:
+        self.number = number
+        self.progress = progress
+        self.scope = trio.CancelScope()
+        self.done = False
+        self.error: KvfsError | None = None
+
+    async def run(self, steps: Iterator[None]) -> None:
+        try:
+            with self.scope:
+                for _ in steps:
+                    await trio.sleep(_PAUSE_S)
+        except KvfsError as error:
+            self.error = error
+        except Exception:
+            # A failed job must not end the mount.
+            _log.exception("a job by command failed")
+            self.error = ServeFailed("the server failed on this command; see its log")
+        finally:
+            self.done = True
+
+    def shown(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        cancelled = self.scope.cancelled_caught
+        return {
+            "job": self.number,
+            "done": self.done,
+            "cancelled": cancelled,
+            **self.progress.shown(),
+        }
+
+
+class Jobs:
+    """The present job of one mount, or the last one."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._numbers = count(1)
+        self._job: _Job | None = None
+
+    def table(self) -> dict[str, Verb]:
+        """Return the verbs by name."""
+        return {"job": self._progress, "cancel": self._cancel}
+
+    def start(self, steps: Iterator[None], progress: Shown) -> dict[str, Any]:
+        """Begin to do *steps*; return the answer. Raises SourceBusy while another job runs."""
+        if self._job is not None and not self._job.done:
+            raise SourceBusy("another `kvfs evict`, `pin`, `unpin` or `verify` is under way")
+        job = self._job = _Job(next(self._numbers), progress)
+        self._nursery.start_soon(job.run, steps)
+        return {"job": job.number}
+
+    def _known(self, args: dict[str, Any]) -> _Job:
+        if self._job is None or args.get("job") != self._job.number:
+            raise UsageError("no such job; a later one may have taken its place")
+        return self._job
+
+    async def _progress(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self._known(args).shown()
+
+    async def _cancel(self, args: dict[str, Any]) -> dict[str, Any]:
+        job = self._known(args)
+        job.scope.cancel()
+        return {"job": job.number}
 
 
 class CommandVerbs:
@@ -70,8 +159,8 @@ class CommandVerbs:
         """Start a job: ``paths``, ``match``, ``bytes``, ``unused_for_s``, ``dry_run``."""
         order = EvictionOrder(
             self._named(args),
-            number(args, "bytes", int),
-            number(args, "unused_for_s", float),
+            _number(args, "bytes", int),
+            _number(args, "unused_for_s", float),
             args.get("dry_run") is True,
         )
         if not order.dry_run:
@@ -140,7 +229,7 @@ class CommandVerbs:
 
     async def _pins(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return some pins, of inodes above ``after``; ``next``: where to go on, or None."""
-        pool, after = self._store.pool, number(args, "after", int) or 0
+        pool, after = self._store.pool, _number(args, "after", int) or 0
         rows = [row for row in pool.rules.pins.rows() if row[0] > after]
         pins: dict[str, int] = {}
         told = letters = 0
@@ -155,7 +244,7 @@ class CommandVerbs:
 
     async def _hottest(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return some blocks, those used last first; ``next``: where to go on, or None."""
-        after, pool = number(args, "after", int) or 0, self._store.pool
+        after, pool = _number(args, "after", int) or 0, self._store.pool
         if after <= 0:
             self._hot = await trio.to_thread.run_sync(hottest, pool.rules.heat.columns())
             after = 0
@@ -175,11 +264,37 @@ class CommandVerbs:
 
     def _named(self, args: dict[str, Any]) -> Named:
         """Return what ``paths`` and ``match`` name. Raises UsageError."""
-        what = named_by(args)
+        what = Named(tuple(_texts(args, "paths")), _text(args, "match"))
         pattern_of(what)
         return what
 
     def _found(self, args: dict[str, Any]) -> list[tuple[str, InodeNo]]:
         """Return all paths with their inodes; a missing one is an error before anything changes."""
         pool, namespace = self._store.pool, self._store.namespace
-        return [(path, find(pool, namespace, path)) for path in texts(args, "paths")]
+        return [(path, find(pool, namespace, path)) for path in _texts(args, "paths")]
+
+
+def _texts(args: dict[str, Any], name: str) -> list[str]:
+    """Return a list of strings, empty if it is not given. Raises UsageError."""
+    value = args.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{name}: must be a list of strings")
+    return value
+
+
+def _text(args: dict[str, Any], name: str) -> str | None:
+    """Return a string, None if it is not given. Raises UsageError."""
+    value = args.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{name}: must be a string")
+    return value
+
+
+def _number(args: dict[str, Any], name: str, kind: type[int] | type[float]) -> Any:  # noqa: ANN401
+    """Return a number, None if it is not given. Raises UsageError."""
+    value = args.get(name)
+    if value is not None and (not isinstance(value, (int, kind)) or isinstance(value, bool)):
+        raise UsageError(f"{name}: must be a number")
+    if value is not None and not (math.isfinite(value) and abs(value) <= _NUMBER_MAX):
+        raise UsageError(f"{name}: {value} is out of range")
+    return value
