@@ -17,8 +17,7 @@ from kvfs.core.errors import CommandError
 from kvfs.core.mount_name import events_path
 from kvfs.core.settings import Settings
 from kvfs.pool.figures.events import Events
-from mount.control.connections import serve_connections
-from mount.control.socket import listening_at
+from mount.control.socket import listening_at, serve_connections
 
 _log: Final = logging.getLogger(__name__)
 

@@ -1,14 +1,20 @@
-"""The control socket of a running server: JSON lines for root and for the server's own user.
+"""The sockets of a running server: how each is made, and the requests on the control socket.
 
-The members of one group may use it too, if a setting says so, but only the verbs that change
-nothing.
+The control socket takes JSON lines of root and of the server's own user. The members of one group
+may use it too, if a setting says so, but only the verbs that change nothing.
 
 ``{"v": 1, "do": VERB, "args": {...}}`` is answered ``{"v": 1, "ok": true, "result": {...}}`` or
 ``{"v": 1, "ok": false, "error": TEXT, "exit_code": N}``. Nothing that a client sends may end the
 server. The verbs are in verbs.py.
+
+The sockets for events and metrics may be open to everybody on the host. Their connections are
+bounded in number, in rate and in time, so a client that sends nothing, reads nothing or connects in
+a loop costs the mount next to nothing. It keeps no other client away: beyond the bound the oldest
+connection is cut off.
 """
 
 import contextlib
+import errno
 import grp
 import json
 import logging
@@ -29,7 +35,10 @@ from kvfs.client.control_socket import (
 )
 from kvfs.core.errors import CommandError, KvfsError, NotRoot, ServeFailed, UsageError
 
+_log: Final = logging.getLogger(__name__)
+
 Verb = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Conversation = Callable[[trio.SocketStream], Awaitable[None]]
 
 #: For operators and one exporter; more connections mean that a client leaks them.
 CONNECTIONS_MAX: Final = 16
@@ -44,14 +53,18 @@ _WAITING_MAX: Final = 1 << 16
 #: A client that sends nothing, or does not read its reply, is disconnected.
 IDLE_MAX_S: Final = 30.0
 _REFUSED_S: Final = 1.0
-
 #: asm-generic/socket.h: SO_PEERGROUPS (Linux 4.13), an array of gid_t.
 _PEERGROUPS: Final = 59
 #: Python's longest answer of getsockopt(2): 256 groups.
 _GROUPS_MAX_BYTES: Final = 1024
 _GROUP_MAX: Final = 2**32 - 2  # (gid_t)-1 means "leave it" to chown(2)
-
-_log: Final = logging.getLogger(__name__)
+#: Waiting connections; more are refused by the kernel.
+BACKLOG: Final = 64
+#: Between two connections taken, so at most 100 a second: each costs the loop some 0.2 ms.
+_PAUSE_S: Final = 0.01
+#: No connection can be taken at the moment: too many open files, or no memory (accept(2)).
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SHORT_PAUSE_S: Final = 0.1
 
 
 async def serve_control(
@@ -70,6 +83,48 @@ async def serve_control(
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, server.serve, [_listener(listening)])
             task_status.started()
+
+
+async def serve_connections(
+    listening: socket.socket, converse: Conversation, *, most: int, deadline_s: float
+) -> None:
+    """Hand each connection to *listening* to *converse*, until cancelled.
+
+    At most *most* at once, each for at most *deadline_s*. Nothing that a client does ends this.
+    """
+    listener = trio.socket.from_stdlib_socket(listening)
+    scopes: dict[trio.CancelScope, None] = {}  # the oldest first
+
+    async def handle(taken: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                async with trio.SocketStream(taken) as stream:
+                    await converse(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            _log.debug("a client hung up")
+        except Exception:
+            # The last handler: a bug here must not end the mount.
+            _log.exception("a client was not answered")
+        finally:
+            scopes.pop(scope, None)
+
+    async with trio.open_nursery() as nursery:
+        while True:
+            try:
+                taken, _ = await listener.accept()
+            except OSError as error:
+                if error.errno in _SHORT:
+                    _log.warning("a connection has to wait: %s", error.strerror)
+                await trio.sleep(_SHORT_PAUSE_S)
+                continue
+            if len(scopes) >= most:
+                oldest = next(iter(scopes))
+                del scopes[oldest]
+                oldest.cancel()
+            scope = trio.move_on_after(deadline_s)
+            scopes[scope] = None
+            nursery.start_soon(handle, taken, scope)
+            await trio.sleep(_PAUSE_S)
 
 
 @contextlib.contextmanager

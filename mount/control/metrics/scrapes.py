@@ -1,14 +1,20 @@
-"""Answers scrapes: plain HTTP on a Unix socket, and on a loopback port if one is set.
+"""Gives the metrics out: to scrapes over HTTP, and as a file for node_exporter.
 
-Metrics hold counts, paths and the names of programs, but no block data. So every user of the host
-may read them by default, and a request is bounded in size and time.
+A Unix socket answers scrapes, and a loopback port if one is set. Metrics hold counts, paths and the
+names of programs, but no block data. So every user of the host may read them by default, and a
+request is bounded in size and time.
+
+The file for node_exporter's textfile collector is written at an interval. It is replaced by a
+rename, so that a reader finds a whole one. A thread writes it, because its file system may be slow,
+hang (NFS), or be this mount, whose requests only this event loop can answer.
 """
 
 import contextlib
 import functools
 import logging
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Final
 
@@ -17,9 +23,8 @@ import trio
 from kvfs.core.errors import CommandError
 from kvfs.core.mount_name import metrics_path
 from kvfs.core.settings import Settings
-from mount.control.connections import BACKLOG, serve_connections
 from mount.control.metrics.exposition import Exposition
-from mount.control.socket import listening_at
+from mount.control.socket import BACKLOG, listening_at, serve_connections
 
 _log: Final = logging.getLogger(__name__)
 
@@ -32,6 +37,8 @@ LOOPBACK: Final = "127.0.0.1"
 #: The path that Prometheus asks for by default.
 _PATH: Final = "/metrics"
 _HEAD_END: Final = b"\r\n\r\n"
+#: How long a stop waits for the removal, if the file system hangs.
+_REMOVAL_MAX_S: Final = 1.0
 
 
 async def serve_scrapes(settings: Settings, exposition: Exposition, group: int | None) -> None:
@@ -130,3 +137,61 @@ def _accepted(head: str) -> str:
         if name.strip().lower() == "accept":
             return value.strip()
     return ""
+
+
+async def write_textfile(settings: Settings, exposition: Exposition) -> None:
+    """Write the file that *settings* name until cancelled, and remove it in the end.
+
+    Otherwise it would go on showing a mount that is gone.
+    """
+    if not settings.metrics_textfile:
+        return
+    written = _Textfile(settings.metrics_textfile)
+    try:
+        while True:
+            try:
+                text, _ = await exposition.text()
+                await _in_thread(functools.partial(written.replace, text))
+            except OSError as error:
+                _log.warning("metrics not written: %s: %s", written.path, error.strerror)
+            except Exception:
+                # The last handler: a bug here must not end the mount.
+                _log.exception("metrics not written")
+            await trio.sleep(settings.metrics_textfile_s)
+    finally:
+        with trio.move_on_after(_REMOVAL_MAX_S, shield=True):
+            await _in_thread(written.remove)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+class _Textfile:
+    """The file at ``path``, and the one that takes its place next."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # node_exporter reads names that end in .prom only.
+        self._next = f"{path}.{os.getpid()}.new"
+
+    def replace(self, text: bytes) -> None:
+        """Put a file with *text* in its place, readable for all. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._next)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with open(os.open(self._next, flags, 0o644), "wb") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(text)
+            os.rename(self._next, self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(self._next)
+            raise
+
+    def remove(self) -> None:
+        """Remove the file."""
+        for path in (self.path, self._next):
+            with contextlib.suppress(OSError):
+                os.unlink(path)

@@ -19,9 +19,8 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.pool.figures.events import WAITING_MAX_BYTES, Events, Kind
 from kvfs.storage.index import Index
-from mount.control.connections import serve_connections
 from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast
-from mount.control.socket import listen
+from mount.control.socket import listen, serve_connections
 from tests.fuse.conftest import NOBODY
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until

@@ -14,11 +14,9 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvfs.core.settings import Settings
-from mount.control.connections import serve_connections
 from mount.control.metrics.exposition import KEPT_S, Exposition
-from mount.control.metrics.scrapes import REQUEST_MAX_BYTES, SCRAPES_MAX, Scrapes
-from mount.control.metrics.textfile import write_textfile
-from mount.control.socket import listen
+from mount.control.metrics.scrapes import REQUEST_MAX_BYTES, SCRAPES_MAX, Scrapes, write_textfile
+from mount.control.socket import listen, serve_connections
 from mount.control.status import describe_lost
 from tests.support.clients.stepping import until
 from tests.support.rules.metric_document import exchanged
