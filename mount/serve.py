@@ -39,8 +39,7 @@ from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import DeviceNumber, at_number, remember, remembered
-from mount.fuse.kernel_mount import OwnMount
-from mount.fuse.placing import place
+from mount.fuse.kernel_mount import OwnMount, place
 from mount.fuse.wire import Opcode
 from mount.process import succession
 from mount.process.logs import apply_levels

@@ -178,11 +178,6 @@ WITHOUT_VAGUE_VERBS: Final = ("core", "devices", "machine", "pool", "storage")
 #: The only module of kvfs/ that starts what serves.
 DOOR_TO_MOUNT: Final = "kvfs.cli.serve"
 
-#: What logging calls.
-CALLED_FROM_OUTSIDE: Final = frozenset(
-    {"mount.process.log_rate.emit", "mount.process.logs.makePickle"}
-)
-
 #: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.
 READERS_HOSTS: Final = re.compile(
     r"(^|\.)(apache\.org|freedesktop\.org|github\.com|kernel\.org|keepachangelog\.com|man7\.org"

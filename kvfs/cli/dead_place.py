@@ -36,7 +36,7 @@ def hold_place(mountpoint: str, stand_in: Callable[[DeadMount], None]) -> Place:
     """Release what the dead mounts at the resolved path *mountpoint* hold, and leave one there.
 
     *stand_in* replaces a dead mount by one that holds nothing. Afterwards a server may open what
-    they served, and replace that one by its own mount (mount/fuse/placing.py). Raises
+    they served, and replace that one by its own mount (mount/fuse/kernel_mount.py). Raises
     MountpointUnusable.
     """
     lines: list[str] = []

@@ -160,7 +160,8 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
 
 
 def _stand_in(dead: DeadMount) -> None:
-    from mount.fuse.placing import stand_in  # slow to import, and mostly there is no dead mount
+    # Slow to import, and mostly there is no dead mount.
+    from mount.fuse.kernel_mount import stand_in
 
     stand_in(dead)
 

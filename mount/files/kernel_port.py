@@ -27,7 +27,7 @@ from mount.files.path_choice import NOT_OFFERED, PathChoice, choose_path, withou
 from mount.files.shared_handles import SharedHandles
 from mount.fuse import kernel
 from mount.fuse.init_reply import Features, agree
-from mount.fuse.invalidations import Invalidations
+from mount.fuse.kernel import Invalidations
 from mount.process.succession import Succession
 
 _INIT_NOTE: Final = b"init"

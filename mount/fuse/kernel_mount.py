@@ -1,7 +1,14 @@
-"""Our mount in the kernel: unmounts it only if it is ours, and tells if all its files were closed.
+"""Our mount in the kernel: how it gets to its path, and how it goes.
 
-A superblock ends with its last mount and last open file, and the FUSE connection ends with it. A
-RELEASE that the kernel has not sent by then is lost, but nobody is left who could write.
+It is unmounted only if it is ours, and then it tells if all its files were closed. A superblock
+ends with its last mount and last open file, and the FUSE connection ends with it. A RELEASE that
+the kernel has not sent by then is lost, but nobody is left who could write.
+
+Where a dead mount is, the new one comes first, then the old one goes. At no moment is the path
+bare, or programs would store in the directory below it, where the next mount hides what they
+stored. A mount is put beneath the dead one, which is then detached. Where the kernel cannot (before
+Linux 6.5), it is put over the dead one. That one cannot be detached without the mounts on top of
+it, so it stays until those go.
 """
 
 import contextlib
@@ -11,8 +18,19 @@ import select
 import time
 from typing import Final
 
-from kvfs.devices.detached import mount_detached
+from kvfs.client.control_socket import locked_directory
+from kvfs.client.dead_mount import (
+    SOURCE_WAIT_S,
+    DeadMount,
+    dead_mount_at,
+    open_process,
+    wait_for_end,
+)
+from kvfs.core.errors import MountpointUnusable
+from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.devices.detached import attach, attach_beneath, mount_detached
 from kvfs.machine.mount_table import kvfs_at, mount_at, mounts, unmount
+from mount.fuse import kernel
 
 _log: Final = logging.getLogger(__name__)
 
@@ -22,6 +40,78 @@ _CONTROL_FS: Final = "fusectl"
 #: How long it may still be shown: the kernel removes it right after it has ended the connection.
 _GONE_WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.002
+
+
+def place(root_fd: int, mountpoint: str) -> None:
+    """Put the detached mount with the root *root_fd* at the resolved path *mountpoint*.
+
+    Raises OSError, or MountpointUnusable if there is a kvfs mount that is not known to be dead.
+    """
+    # Locked, so that of two servers that start at once one finds the mount of the other.
+    with locked_directory(RUN_DIRECTORY):
+        present = kvfs_at(mountpoint)
+        if present is None:
+            attach(root_fd, mountpoint)
+            return
+        dead = dead_mount_at(mountpoint)
+        if dead is None:
+            raise MountpointUnusable(f"{mountpoint} is already a kvfs mount of {present.source}")
+        if not _put_for(dead, root_fd):
+            attach(root_fd, mountpoint)
+
+
+def stand_in(dead: DeadMount) -> None:
+    """Put an equally dead mount in the place of *dead*, which keeps nothing of the dead server.
+
+    This frees the files that it registered with the kernel, and its device number, which the next
+    mount is to have again. Calls that wait for the killed server end with an error. No error if
+    *dead* is gone meanwhile; it stays if no mount can be put beneath it. Raises MountpointUnusable.
+    """
+    mountpoint = dead.mount.mountpoint
+    pidfd = open_process(dead.held_up_pid)
+    try:
+        _stand_in(dead)
+        # The dead server's locks on the source last until its process has ended.
+        wait_for_end(pidfd, SOURCE_WAIT_S)
+    except OSError as error:
+        raise MountpointUnusable(
+            f"{mountpoint}: cannot replace the mount of a dead server: {error.strerror}"
+        ) from None
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def _stand_in(dead: DeadMount) -> None:
+    device_fd = kernel.open_device()
+    try:
+        root_fd = kernel.detached(device_fd, dead.mount.source, read_only=False)
+    finally:
+        os.close(device_fd)  # so nobody ever serves it
+    try:
+        with locked_directory(RUN_DIRECTORY):
+            if dead_mount_at(dead.mount.mountpoint) == dead and not _put_for(dead, root_fd):
+                _end_calls(dead)
+    finally:
+        os.close(root_fd)
+
+
+def _put_for(dead: DeadMount, root_fd: int) -> bool:
+    """Put a mount in the place of *dead*; False if the kernel cannot. The caller has the lock."""
+    mountpoint = dead.mount.mountpoint
+    if not attach_beneath(root_fd, mountpoint):
+        return False
+    unmount(mountpoint, lazy=True, force=dead.held_up_pid > 0)
+    return True
+
+
+def _end_calls(dead: DeadMount) -> None:
+    if dead.held_up_pid > 0:
+        abort_fd = open_abort(dead.mount.device.rpartition(":")[2])
+        try:
+            os.write(abort_fd, b"1")
+        finally:
+            os.close(abort_fd)
 
 
 def open_abort(minor: str) -> int:
@@ -102,7 +192,7 @@ class OwnMount:
         """End the connection if it still lives, perhaps detached: nobody answers any more.
 
         Otherwise it would end with the last thread of this process. That thread may wait in the
-        kernel for a client that waits for us (mount/fuse/invalidations.py): neither would ever end.
+        kernel for a client that waits for us (mount/fuse/kernel.py): neither would ever end.
         """
         if self.abort_fd >= 0 and not self._is_down():
             with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ import pytest
 from kvfs.client.liveness import was_killed
 from kvfs.client.servers import remove_dead_sockets
 from kvfs.core.types import InodeNo
-from mount.fuse.invalidations import Invalidations
+from mount.fuse.kernel import Invalidations
 from tests.support.kills.held_up import device_of
 from tests.support.mounts.mounting import (
     KVFS,

@@ -16,8 +16,15 @@ import pytest
 from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings
 from mount.process import logs
-from mount.process.log_rate import KINDS_MAX, WINDOW_S, RateLimited
-from mount.process.logs import SyslogHandler, apply_levels, close_logging, set_up_logging
+from mount.process.logs import (
+    KINDS_MAX,
+    WINDOW_S,
+    RateLimited,
+    SyslogHandler,
+    apply_levels,
+    close_logging,
+    set_up_logging,
+)
 from mount.supervisor.systemd import Systemd
 from tests.support.mounts.mounting import ROOT
 
