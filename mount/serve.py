@@ -31,10 +31,9 @@ from mount.control.status import Parts, describe, describe_lost
 from mount.control.supervision import Supervision, let_end_calls, say_alive
 from mount.control.sync_verbs import SyncVerbs
 from mount.control.verbs import CommandVerbs
-from mount.files.data_path import DaemonPath
+from mount.files.data_path import DaemonPath, read_ahead_far
 from mount.files.files import Files
 from mount.files.kernel_port import KernelPort, open_port
-from mount.files.path_choice import read_ahead_far
 from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.channel import Channel

@@ -11,7 +11,7 @@ from kvfs.doctor.finding import Finding, Severity
 #: Blocks of 2-40 MiB are read from start to end. Read-ahead limits what one buffered read keeps in
 #: flight (page_cache_sync_ra in mm/readahead.c), and NVMe wants a few MiB in flight.
 _READ_AHEAD_LOW_BYTES: Final = 1 << 20
-#: Keeps several requests in flight; kvfs sets it for its own mounts (mount/files/path_choice.py).
+#: Keeps several requests in flight; kvfs sets it for its own mounts (mount/files/data_path.py).
 READ_AHEAD_WANTED_BYTES: Final = 4 << 20
 #: Some seconds of writing for one NVMe drive; more means a longer stall when it must be written.
 _DIRTY_HIGH_BYTES: Final = 16 << 30

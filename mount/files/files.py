@@ -30,7 +30,7 @@ from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.permissions import surely_may_open
 from mount.files.space_wait import Room
-from mount.fuse.grant import Grant
+from mount.fuse.wire import Grant
 
 R = TypeVar("R")
 #: How often a caller that waits for durability checks.

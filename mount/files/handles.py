@@ -13,20 +13,20 @@ after: the kernel must never know a handle that the table does not.
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final
 
-from kvfs.core.errors import BadHandle
+from kvfs.core.errors import BadHandle, TooManyOpen
 from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, BackingId, HandleNo, InodeNo
 from kvfs.engine.blocks.publishing import Closing
+from kvfs.machine.descriptor_shares import clients_max
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.open_notes import Living, LivingHandle
 from kvfs.storage.journal import RESENT
 from kvfs.storage.shared_table import begin_table, require_table
-from mount.files.open_shares import OpenShares
 
 #: Goes up when the layout of a row changes.
 HANDLES_VERSION: Final = 1
@@ -55,6 +55,64 @@ _GROW_ROWS: Final = 4096
 #: libfuse hands open flags on as a signed int.
 _U32_MASK: Final = (1 << 32) - 1
 _FATES: Final = tuple(Fate)
+_ROOT: Final = 0
+#: Shares of what all clients may have: beyond the first only users with few get more, and beyond
+#: the second only root.
+_FOR_ALL: Final = 3 / 4
+_FOR_USERS: Final = 7 / 8
+#: A user below this share has few. As many such users as fit between the two shares above find
+#: room, whatever others do.
+_FEW: Final = 1 / 64
+
+
+class OpenShares:
+    """How many of the server's descriptors clients may take: each user, and all of them together.
+
+    An open file of a client may cost a descriptor here: each block that is written does, and on the
+    daemon path each that is read. At the server's limit nobody could open a file. So the last
+    descriptors are kept for users that have few, and the very last for root.
+    """
+
+    def __init__(self, share: float, ready_extents: int = 0) -> None:
+        """Let each user but root have *share* of what clients may have (descriptor_shares.py).
+
+        *ready_extents*: the setting ``ready_extents_max``.
+        """
+        self._share: Final = share
+        self._ready_extents: Final = ready_extents
+        self._held: dict[int, int] = {}
+        self._all = 0
+
+    def require_one(self, uid: int, give_up_one: Callable[[], bool]) -> None:
+        """Raise TooManyOpen if user *uid* has its share, or all together have theirs.
+
+        Before that, *give_up_one* closes a handle that is only kept for a next reader; False: none.
+        """
+        while not self._may_have_one(uid):
+            if not give_up_one():
+                raise TooManyOpen(f"uid {uid} has {self._held.get(uid, 0)} files open")
+
+    def _may_have_one(self, uid: int) -> bool:
+        most, held = clients_max(self._ready_extents), self._held.get(uid, 0)
+        if uid == _ROOT:
+            return self._all < most
+        if held >= int(most * self._share) or self._all >= most * _FOR_USERS:
+            return False
+        return self._all < most * _FOR_ALL or held < most * _FEW
+
+    def take(self, uid: int) -> None:
+        """Count one for *uid*."""
+        self._held[uid] = self._held.get(uid, 0) + 1
+        self._all += 1
+
+    def give_back(self, uid: int) -> None:
+        """Count one less for *uid*."""
+        self._all -= 1
+        held = self._held[uid] - 1
+        if held:
+            self._held[uid] = held
+        else:
+            del self._held[uid]
 
 
 class HandleKind(IntEnum):
@@ -106,7 +164,7 @@ class Handle:
         self.closing: Closing | None = None
         #: Whether a file server has it, which may keep it for ever.
         self.served = False
-        #: The user that it is charged to, -1: none (open_shares.py).
+        #: The user that it is charged to, -1: none (OpenShares).
         self.uid = -1
 
 

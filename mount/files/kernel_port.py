@@ -20,10 +20,16 @@ from kvfs.engine.store import Store
 from kvfs.machine.mount_table import FUSE_DEVICE
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Kernel
-from mount.files.data_path import DaemonPath, DataPath, PassthroughPath
-from mount.files.handles import Handles, Recalled
-from mount.files.open_shares import OpenShares
-from mount.files.path_choice import NOT_OFFERED, PathChoice, choose_path, without_passthrough
+from mount.files.data_path import (
+    NOT_OFFERED,
+    DaemonPath,
+    DataPath,
+    PassthroughPath,
+    PathChoice,
+    choose_path,
+    without_passthrough,
+)
+from mount.files.handles import Handles, OpenShares, Recalled
 from mount.files.shared_handles import SharedHandles
 from mount.fuse import kernel
 from mount.fuse.init_reply import Features, agree

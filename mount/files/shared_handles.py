@@ -18,8 +18,7 @@ from kvfs.pool.figures.looks import NOT_FOLLOWED
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from mount.files.handles import Handle, Handles
-from mount.fuse.grant import Grant
-from mount.fuse.wire import OPEN_OUT
+from mount.fuse.wire import OPEN_OUT, Grant
 
 
 class Shared:

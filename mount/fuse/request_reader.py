@@ -1,4 +1,4 @@
-"""The request reader: reads requests, and answers opens and closes of known readers itself.
+"""Reads requests from /dev/fuse, and answers opens and closes of known readers itself.
 
 A load is an open and a close, milliseconds apart. In between, the client's data drives the server's
 code out of the CPU caches. So all code that a load runs through is one short loop, waiting included
@@ -9,25 +9,28 @@ import errno
 import os
 import select
 import struct
+from collections import deque
 from collections.abc import Callable, Container
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mount.fuse.busy_poll import BusyPoll
+from kvfs.storage.journal import RESENT
+from mount.fuse import kernel
 from mount.fuse.wire import (
     GETXATTR_IN,
+    IN_HEADER,
     IN_HEADER_BYTES,
     OPCODES,
     OPEN_OUT,
     OUT_HEADER,
     OUT_HEADER_BYTES,
+    UNANSWERED,
     Opcode,
     error_reply,
 )
 
 if TYPE_CHECKING:
     from kvfs.core.types import InodeNo
-
 #: The other tasks get a turn after this many requests or idle jobs without a pause,
 TURN_MESSAGES: Final = 32
 #: or after this time, waiting included: the tick must look this often at open drafts, which grow
@@ -36,6 +39,14 @@ TURN_NS: Final = 20_000_000
 #: Requests of one client follow each other within this; trio's own way of waiting costs 30 us a
 #: request more than poll(2). While we wait here other tasks wait too, so it must be short.
 _POLL_MS: Final = 15
+
+#: After this many immediate successors in a row another one is expected. Requests of two clients
+#: that coincide by chance seldom make such a streak.
+_SURE: Final = 2
+#: A sleeping server that is woken within this many times the busy-poll time would have seen the
+#: request while polling: most of that delay is the wake-up itself.
+_WAKING: Final = 3
+_READ_ANEW: Final = frozenset({errno.ENOENT, errno.EINTR})
 
 #: Of struct fuse_in_header opcode, unique, nodeid and pid; and the first eight bytes that follow:
 #: fh of struct fuse_release_in, flags and open_flags of struct fuse_open_in.
@@ -51,6 +62,51 @@ _NAME_OFFSET: Final = IN_HEADER_BYTES + GETXATTR_IN.size
 _OPEN: Final = int(Opcode.OPEN)
 _GETXATTR: Final = int(Opcode.GETXATTR)
 _RELEASE: Final = int(Opcode.RELEASE)
+
+
+class BusyPoll:
+    """Waits for the next request: polls for a moment if it is likely to come at once.
+
+    Storing a block takes nine requests, most sent as soon as the one before is answered. Sleeping
+    in between costs the server a turn of the scheduler and makes the client wake another CPU, while
+    both contend for the queue's lock (fuse_dev_poll in linux/fs/fuse/dev.c). So the wait learns
+    which kinds of request are followed by another at once, and polls after those. Like SO_BUSY_POLL
+    of sockets (socket(7)), it trades a bounded amount of CPU time for latency.
+
+    ``poll`` takes milliseconds; true means that a request is there (poll(2)).
+    """
+
+    __slots__ = ("_busy_ns", "_clock_ns", "_poll", "_streaks")
+
+    def __init__(
+        self,
+        poll: Callable[[int], object],
+        busy_us: int,
+        kinds: int,
+        clock_ns: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        """*busy_us*: the longest busy poll, 0: none; *kinds*: the number of request kinds."""
+        self._poll = poll
+        self._clock_ns = clock_ns
+        self._busy_ns = busy_us * 1000
+        #: By the kind of the last request: how often in a row the next one came at once.
+        self._streaks = [0] * kinds
+
+    def wait(self, after: int, longest_ms: int) -> bool:
+        """Wait *longest_ms* at most for the request after one of kind *after*; True if it came."""
+        poll, clock_ns = self._poll, self._clock_ns
+        streaks, busy_ns = self._streaks, self._busy_ns
+        began_ns = clock_ns()
+        if streaks[after] >= _SURE:
+            while clock_ns() - began_ns < busy_ns:
+                if poll(0):
+                    return True
+            streaks[after] = 0
+            return bool(poll(longest_ms))
+        came = bool(poll(longest_ms))
+        at_once = came and clock_ns() - began_ns < _WAKING * busy_ns
+        streaks[after] = streaks[after] + 1 if at_once else 0
+        return came
 
 
 class _Told(Protocol):
@@ -177,3 +233,88 @@ class RequestReader:
             self._answered[code] += 1
             self._reply(answer)
         return 0
+
+
+class ResentRequests:
+    """What a server that takes over a mount reads first: the mount's INIT, and resent requests.
+
+    It stands in for the request reader until all of them are handed on. The kernel sent INIT once.
+    It is replayed to libfuse, and libfuse's answer stays here. Then FUSE_NOTIFY_RESEND (Linux 6.9)
+    has the kernel send again what the last server had read and not answered. These requests come in
+    any order, so all are read before the first is handed on. They have bit 63 of their number set,
+    and the answers must have it, too. Requests that were carried out already are answered here.
+    """
+
+    #: As the reader's; never 0, so that the reading goes on to the last of them.
+    left = 1
+
+    def __init__(
+        self,
+        device_fd: int,
+        buffer: bytearray,
+        init_request: bytes,
+        answer: Callable[[bytes], bytes | None],
+        reply: Callable[[bytes], None],
+        go_on: Callable[[], RequestReader],
+    ) -> None:
+        """*answer* returns the answer to a request that was done, or None; *go_on* the reader."""
+        self._device_fd: Final = device_fd
+        self._buffer: Final = buffer
+        self._init: bytes | None = init_request
+        self._answer: Final = answer
+        self._reply: Final = reply
+        self._go_on: Final = go_on
+        self._resent: deque[bytes] | None = None
+
+    def begin_turn(self) -> None:
+        """Begin a turn; it takes all resent requests."""
+        self.left = 1
+
+    def answer_nothing(self) -> None:
+        """Go on with the usual reader, which answers nothing from now on."""
+        self._go_on().answer_nothing()
+
+    def next(self, *, may_wait: bool) -> int:
+        """Put the next request into the buffer, and return its size in bytes; as the reader's."""
+        self.left = 1
+        if self._init is not None:
+            init, self._init = self._init, None
+            return self._hand_on(init)
+        if self._resent is None:
+            self._resent = deque(self._read())
+        while self._resent:
+            message = self._resent.popleft()
+            answer = self._answer(message)
+            if answer is None:
+                return self._hand_on(message)
+            self._reply(answer)
+        return self._go_on().next(may_wait=may_wait)
+
+    def _hand_on(self, message: bytes) -> int:
+        self._buffer[: len(message)] = message
+        return len(message)
+
+    def _read(self) -> list[bytes]:
+        """Have the kernel resend; return all requests that come, oldest first. Raises OSError."""
+        kernel.notify_resend(self._device_fd)
+        found: list[bytes] = []
+        while True:
+            try:
+                size_bytes = os.readv(self._device_fd, [self._buffer])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in _READ_ANEW:
+                    continue
+                raise
+            found.append(bytes(memoryview(self._buffer)[:size_bytes]))
+        return sorted(filter(_is_answered, found), key=_number)
+
+
+def _is_answered(message: bytes) -> bool:
+    return len(message) >= IN_HEADER_BYTES and IN_HEADER.unpack_from(message)[1] not in UNANSWERED
+
+
+def _number(message: bytes) -> int:
+    number: int = IN_HEADER.unpack_from(message)[2] & ~RESENT
+    return number

@@ -6,7 +6,9 @@ hosts); nothing here talks to the kernel.
 
 import struct
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
+
+from kvfs.core.types import BackingId
 
 
 class Opcode(IntEnum):
@@ -158,6 +160,13 @@ NOTIFY_INC_EPOCH: Final = 8
 UNANSWERED: Final = frozenset(
     {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.NOTIFY_REPLY}
 )
+
+
+class Grant(NamedTuple):
+    """How the kernel reaches the bytes of an open file: FOPEN_* flags, and a backing id or 0."""
+
+    open_flags: int
+    backing_id: BackingId
 
 
 def error_reply(unique: int, errno_code: int) -> bytes:

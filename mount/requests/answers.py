@@ -20,7 +20,7 @@ from kvfs.machine.processes import SERVER
 from mount.files.files import Files
 from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
-from mount.fuse.grant import Grant
+from mount.fuse.wire import Grant
 from mount.requests.handle_lookups import NAMES, Generations, HandleLookups
 from mount.requests.listed_names import ListedNames
 

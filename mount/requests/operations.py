@@ -22,8 +22,7 @@ from mount.files.changes import Changes
 from mount.files.files import Files
 from mount.fuse.channel import Requester
 from mount.fuse.errno_map import answered, awaited
-from mount.fuse.grant import Grant
-from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE
+from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, Grant
 from mount.requests.answers import Answers
 from mount.requests.replies import Listing, entry_attributes
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvfs.core.types import ROOT_INODE
-from mount.files.handles import HandleKind, Handles
-from mount.files.open_shares import OpenShares
+from mount.files.handles import HandleKind, Handles, OpenShares
 from mount.files.shared_handles import SharedHandles
-from mount.fuse.grant import Grant
+from mount.fuse.wire import Grant
 from tests.support.store.stores import Host
 
 ROUNDS: Final = 400

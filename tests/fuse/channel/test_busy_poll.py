@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from mount.fuse.busy_poll import BusyPoll
+from mount.fuse.request_reader import BusyPoll
 
 _BUSY_US: Final = 40
 _LONGEST_MS: Final = 15

@@ -11,7 +11,6 @@ import trio
 import trio.testing
 
 from kvfs.core.types import BackingId
-from mount.fuse.grant import Grant
 from mount.fuse.init_reply import Features
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
@@ -21,6 +20,7 @@ from mount.fuse.wire import (
     OPEN_OUT,
     OUT_HEADER_BYTES,
     UNANSWERED,
+    Grant,
     Opcode,
     data_reply,
     error_reply,

@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 
 from kvfs.core.types import HandleNo, InodeNo
-from mount.fuse.grant import Grant
 from mount.fuse.request_reader import TURN_MESSAGES, RequestReader
 from mount.fuse.wire import (
     IN_HEADER,
@@ -19,6 +18,7 @@ from mount.fuse.wire import (
     OPEN_IN,
     OPEN_OUT,
     RELEASE_IN,
+    Grant,
     Opcode,
     data_reply,
     error_reply,

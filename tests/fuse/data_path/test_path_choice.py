@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.errors import ToolMissing
-from mount.files.path_choice import NOT_OFFERED, backing_obstacle, choose_path, without_passthrough
+from mount.files.data_path import NOT_OFFERED, backing_obstacle, choose_path, without_passthrough
 from mount.fuse.wire import (
     FOPEN_KEEP_CACHE,
     FOPEN_NOFLUSH,

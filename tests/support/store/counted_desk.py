@@ -13,7 +13,7 @@ from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
 from mount.files.transfers import Transfers
-from mount.fuse.grant import Grant
+from mount.fuse.wire import Grant
 from tests.support.devices.power_cuts.power import Drive
 from tests.support.kernel.present_request import PresentRequest
 from tests.support.store.driven import Opened

@@ -10,12 +10,12 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
 from mount.files import kernel_port
+from mount.files.data_path import PathChoice
 from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
-from mount.files.path_choice import PathChoice
 from mount.fuse.channel import Requester
-from mount.fuse.grant import Grant
+from mount.fuse.wire import Grant
 from tests.support.kernel.backing_ids import DEVICE_FD, FakeIds
 from tests.support.kernel.present_request import PresentRequest
 from tests.support.store.stores import FILE, Host
