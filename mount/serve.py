@@ -34,7 +34,6 @@ from mount.control.verbs import CommandVerbs
 from mount.files.data_path import DaemonPath, read_ahead_far
 from mount.files.files import Files
 from mount.files.kernel_port import KernelPort, open_port
-from mount.files.transfers import Transfers
 from mount.fuse import kernel
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import DeviceNumber, at_number, remember, remembered
@@ -43,14 +42,13 @@ from mount.fuse.wire import Opcode
 from mount.process import succession
 from mount.process.logs import apply_levels
 from mount.process.succession import Succession
-from mount.requests.answers import Answers
-from mount.requests.data import DataRequests
+from mount.requests.answers import Answers, Generations
+from mount.requests.changes import PresentTime
+from mount.requests.data import DataRequests, Transfers
 from mount.requests.fast import FastAnswers
-from mount.requests.handle_lookups import Generations
 from mount.requests.late import Late
 from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
-from mount.requests.present_time import PresentTime
 from mount.requests.raw import RawRequests
 from mount.requests.resent import ResentAnswers
 
@@ -155,7 +153,6 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.files,
             settings,
             Generations(device.epoch, alike=alike),
-            lambda: self.channel.present,
             port.unnamed,
         )
         self._own = OwnMount(port.fuse_fd, settings.mountpoint)
@@ -231,7 +228,6 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             self.files,
             self.answers,
             self.channel.granted,
-            lambda: self.channel.present,
         )
         pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
         try:
@@ -243,7 +239,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
                 if self.settings.fast_lane:
-                    fast = FastAnswers(self.answers, self.files, lambda: self.channel.present)
+                    fast = FastAnswers(self.answers, self.files)
                     self.channel.serve(fast.answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.flush_late)

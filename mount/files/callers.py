@@ -1,16 +1,31 @@
-"""Who makes the request that is being handled, and whose share its open file counts for.
+"""Who makes the request that is being handled, and the two permission checks that kvfs makes.
 
 Where mounts may be id-mapped most requests name no user (fuse_get_req(), fs/fuse/dev.c). Those that
 make something name the owner it will have, and that is root, if the mount says so. So there the
 caller is looked up, as the machine knows it. What it is on its mount only the kernel knows.
+
+The kernel makes all permission checks (default_permissions) but two. A CREATE that finds the name
+taken is not checked (may_open(), fs/namei.c). And the check of an OPEN comes after its LOOKUP,
+which is too late where the LOOKUP empties the file (truncating_open.py).
 """
 
+import os
+import stat
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
+from kvfs.core.types import InodeRecord
 from kvfs.machine.processes import OVERFLOW_UID, UNKNOWN_UID, Processes
 from mount.files.kernel_port import KernelPort
 from mount.fuse.channel import Requester
+
+_READ: Final = 4
+_WRITE: Final = 2
+
+#: capabilities(7), linux/capability.h.
+_CAP_DAC_OVERRIDE: Final = 1
+#: 65,536 groups of 11 digits (NGROUPS_MAX), and the rest.
+_STATUS_MOST_BYTES: Final = 1 << 20
 
 
 class PresentRequest(Protocol):
@@ -68,3 +83,90 @@ class Callers:
         """Return the user of thread *tid*; all that are unknown have one share together."""
         uid = self._makers.uid_of(tid)
         return OVERFLOW_UID if uid == UNKNOWN_UID else uid
+
+
+class Credentials(NamedTuple):
+    """What a thread may do now; uid and gid are those for file systems (setfsuid(2)).
+
+    A request carries one uid and one gid (struct fuse_in_header). The rest is in /proc/TID/status,
+    which can be read without waiting for the thread (processes.py).
+    """
+
+    uid: int
+    gid: int
+    groups: frozenset[int]
+    #: Whether it passes every check of modes (CAP_DAC_OVERRIDE in this user namespace).
+    overrides: bool
+
+
+def credentials_of(tid: int) -> Credentials | None:
+    """Return what thread *tid* may do, None if that cannot be told."""
+    try:
+        lines = dict(line.split(b":", 1) for line in _status(tid).splitlines() if b":" in line)
+        uid, gid = (int(lines[field].split()[3]) for field in (b"Uid", b"Gid"))
+        groups = frozenset(map(int, lines[b"Groups"].split()))
+        capable = int(lines[b"CapEff"], 16) >> _CAP_DAC_OVERRIDE & 1
+    except (OSError, LookupError, ValueError):
+        return None
+    return Credentials(uid, gid, groups, bool(capable) and _is_neighbour(tid))
+
+
+def _status(tid: int) -> bytes:
+    with open(f"/proc/{tid}/status", "rb", buffering=0) as file:
+        read = b""
+        while len(read) < _STATUS_MOST_BYTES and (more := file.read(_STATUS_MOST_BYTES)):
+            read += more
+    return read
+
+
+def _is_neighbour(tid: int) -> bool:
+    """Whether *tid* is in this user namespace: capabilities of another one say nothing here."""
+    try:
+        own, its = (os.stat(f"/proc/{who}/ns/user") for who in ("self", tid))
+    except OSError:
+        return False  # it ended, or this process may not look
+    return (own.st_dev, own.st_ino) == (its.st_dev, its.st_ino)
+
+
+def surely_may_open(record: InodeRecord, flags: int, uid: int, gid: int, *, sticky: bool) -> bool:
+    """Whether *uid* with group *gid* may open *record* with open(2) *flags*; False: ask the kernel.
+
+    The kernel alone knows other groups, capabilities, and its rule for *sticky* directories
+    (fs.protected_regular).
+    """
+    if not stat.S_ISREG(record.mode):
+        return False
+    access = flags & os.O_ACCMODE
+    needs = 0 if access == os.O_WRONLY else _READ
+    if access != os.O_RDONLY or flags & os.O_TRUNC:
+        needs |= _WRITE
+    if uid == record.uid:
+        granted = record.mode >> 6
+    elif sticky:
+        return False
+    elif gid == record.gid:
+        granted = record.mode >> 3
+    else:  # perhaps in the group: both must allow it
+        granted = record.mode >> 3 & record.mode
+    return granted & needs == needs
+
+
+def may_empty(record: InodeRecord, who: Credentials, *, reads: bool, sticky: bool) -> bool:
+    """Whether *who* may open file *record* with O_TRUNC, and for reading too if it *reads*.
+
+    The rules of acl_permission_check() and generic_permission(), fs/namei.c. In a *sticky*
+    directory only its owner may: an O_CREAT by others, root included, would be refused
+    (fs.protected_regular).
+    """
+    if sticky and who.uid != record.uid:
+        return False
+    if who.overrides:
+        return True
+    if who.uid == record.uid:
+        granted = record.mode >> 6
+    elif record.gid == who.gid or record.gid in who.groups:
+        granted = record.mode >> 3
+    else:
+        granted = record.mode
+    needs = _WRITE | (_READ if reads else 0)
+    return granted & needs == needs

@@ -12,23 +12,14 @@ from typing import Final, TypeVar
 
 import trio
 
-from kvfs.core.errors import (
-    AccessDenied,
-    BadHandle,
-    Damaged,
-    DeadInode,
-    Exists,
-    NoSpace,
-    NotFound,
-)
+from kvfs.core.errors import AccessDenied, BadHandle, Damaged, DeadInode, Exists, NoSpace, NotFound
 from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import Hand, OpenInode
-from mount.files.callers import Callers, PresentRequest
+from mount.files.callers import Callers, PresentRequest, surely_may_open
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
-from mount.files.permissions import surely_may_open
 from mount.files.space_wait import Room
 from mount.fuse.wire import Grant
 
@@ -53,7 +44,7 @@ class Files:
         self.handles = port.handles
         self.readers = port.readers
         self._port = port
-        self._request = request
+        self.request = request
         self._makers = port.store.pool.rules.leases.processes
         self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
@@ -63,11 +54,11 @@ class Files:
 
     def thread(self) -> int:
         """Return the thread that made the request being handled."""
-        return self._request.present.tid
+        return self.request.present.tid
 
     def requester(self) -> Maker:
         """Return the process that made it."""
-        return self._makers.of(self._request.present.tid, time.monotonic())
+        return self._makers.of(self.request.present.tid, time.monotonic())
 
     def open(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
@@ -88,7 +79,7 @@ class Files:
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
-        readers, request = self.readers, self._request.present.unique
+        readers, request = self.readers, self.request.present.unique
         shared = (
             readers.enter_served(ino, flags, request)
             if served
@@ -228,7 +219,7 @@ class Files:
             if not (writer or grant.backing_id or path.holds_readers):  # read by this process
                 self._require_share()
             handle = self.handles.open(
-                kind, flags, opened, grant.backing_id, self._request.present.unique
+                kind, flags, opened, grant.backing_id, self.request.present.unique
             )
         except BaseException as error:
             if isinstance(error, Damaged):
@@ -265,7 +256,7 @@ class Files:
 
     def release(self, fh: int) -> None:
         """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""
-        handle, request = self.handles.get(fh), self._request.present.unique
+        handle, request = self.handles.get(fh), self.request.present.unique
         if handle.kind is not HandleKind.WRITER:
             if not self.readers.close(handle, request):
                 self._end(handle)
@@ -359,7 +350,7 @@ class Files:
         """Open directory *ino*. Raises DeadInode, NotADirectory."""
         self.store.namespace.directory(ino)
         opened = self.store.pool.open.inodes.enter(ino, writer=False)
-        request = self._request.present.unique
+        request = self.request.present.unique
         return self.handles.open(HandleKind.DIRECTORY, 0, opened, request=request).fh
 
     def extent_fd(self, fh: int) -> int:

@@ -8,24 +8,24 @@ import functools
 import os
 import stat
 from collections.abc import Callable
+from hashlib import blake2b
 from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
-from kvfs.core.types import SECOND_NS, HandleNo, InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
+from mount.files.callers import credentials_of, may_empty
 from mount.files.files import Files
-from mount.files.permissions import credentials_of, may_empty
 from mount.fuse.channel import Requester
 from mount.fuse.wire import Grant
-from mount.requests.handle_lookups import NAMES, Generations, HandleLookups
-from mount.requests.listed_names import ListedNames
+from mount.requests.handle_lookups import NAMES, HandleLookups, ListedNames
 
-#: A field of 32 bits in struct fuse_attr.
-_LINKS_MAX: Final = (1 << 32) - 1
+#: Links are a field of 32 bits in struct fuse_attr, and so are generations for NFS.
+_U32_MAX: Final = (1 << 32) - 1
 #: renameat2(2), linux/fs.h.
 _RENAME_NOREPLACE: Final = 1
 _RENAME_EXCHANGE: Final = 2
@@ -60,6 +60,32 @@ Entry = tuple[InodeNo, InodeRecord, int, Validity, int, Validity]
 Created = tuple[HandleNo, Grant, Entry]
 
 
+class Generations:
+    """The generation of each inode, which a handle must name beside the inode's number.
+
+    Inode numbers can be guessed by counting. With one generation for all, a client that may search
+    one directory of an export could make up handles of files in others (no_subtree_check).
+    """
+
+    def __init__(self, epoch: int, *, alike: bool = False) -> None:
+        """*epoch* is the pool's secret of 64 bits; *alike*: it gives all inodes the same one."""
+        self._alike = epoch & _U32_MAX if alike else None
+        self._key = epoch.to_bytes(8, "little")
+
+    def of(self, ino: InodeNo) -> int:
+        """Return the generation of *ino*, of 32 bits.
+
+        It is 0 for the root: the kernel warns of any other one (fuse_lookup_name() in
+        fs/fuse/dir.c).
+        """
+        if ino == ROOT_INODE:
+            return 0
+        if self._alike is not None:
+            return self._alike
+        code = blake2b(ino.to_bytes(8, "little"), key=self._key, digest_size=4)
+        return int.from_bytes(code.digest(), "little")
+
+
 class Answers:
     """The decisions of one mount. Methods that are not coroutines never wait."""
 
@@ -69,13 +95,11 @@ class Answers:
         files: Files,
         settings: Settings,
         generations: Generations,
-        requester: Callable[[], Requester],
         removed: Callable[[InodeNo], None],
     ) -> None:
         """*generations* depend on the pool's epoch, so that an NFS handle of another pool is stale.
 
-        *requester* returns the present request's caller; *removed* is called for inodes that lost
-        their name.
+        *removed* is called for inodes that lost their name.
         """
         self._store = store
         self._namespace = store.namespace
@@ -88,7 +112,7 @@ class Answers:
         self.by_handle = HandleLookups(store, files)
         self.listed: Final = ListedNames[Entry]()
         self._generation_of = generations.of
-        self._requester = requester
+        self._request = files.request
         self._removed = removed
         self.apply(settings)
 
@@ -110,7 +134,7 @@ class Answers:
             if name in NAMES:
                 return self._node(parent, name)
             if self._refusals:
-                self._refusals.looked(self._requester().tid)
+                self._refusals.looked(self._request.present.tid)
             if self.listed.in_use and (shown := self._shown(parent, name)) is not None:
                 return shown
             self._looks.add(parent, name)
@@ -125,7 +149,7 @@ class Answers:
 
         If only the name is gone, the inode's attributes are the present ones.
         """
-        shown = self.listed.find(self._requester().tid, parent, name)
+        shown = self.listed.find(self._request.present.tid, parent, name)
         if shown is None:
             return None
         ino, record, links, _, generation, _ = shown
@@ -141,7 +165,7 @@ class Answers:
 
     def _second_try(self, ino: InodeNo) -> InodeNo:
         """Return the inode for a name that leads to *ino*, after an OPEN of it was refused."""
-        who = self._requester()
+        who = self._request.present
         may = functools.partial(self._may_empty, who)
         return self._blocks.truncating.looked_up(ino, who.tid, self._files.requester(), may)
 
@@ -178,7 +202,7 @@ class Answers:
         A caller that must not see the draft finds the old version, or no such name.
         """
         seen = self._store.visibility.seen(ino, record, self._files.requester())
-        if seen != ino and self._refusals and self._refusals.joins(self._requester().tid, ino):
+        if seen != ino and self._refusals and self._refusals.joins(self._request.present.tid, ino):
             seen = ino
         if seen is None:
             self._looks.add(record.parent, record.name)
@@ -215,7 +239,7 @@ class Answers:
         return (
             ino,
             record,
-            min(2 + record.subdirs, _LINKS_MAX) if S_ISDIR(record.mode) else 1,
+            min(2 + record.subdirs, _U32_MAX) if S_ISDIR(record.mode) else 1,
             kept,
             self._generation_of(ino),
             self._name_kept if name_trusted else _NOT_KEPT,
@@ -227,7 +251,7 @@ class Answers:
         It may wait for space, or for the identity of an existing file to go. Raises what
         ``Files.create`` raises.
         """
-        who, mode = self._requester(), stat.S_IFREG | stat.S_IMODE(mode)
+        who, mode = self._request.present, stat.S_IFREG | stat.S_IMODE(mode)
         try:
             made = self._files.create(parent, name, mode, flags, who.uid, who.gid)
         except NoSpace:
@@ -245,7 +269,7 @@ class Answers:
 
         Raises what ``Files.find_room_to_create`` and ``Files.open_or_create`` raise.
         """
-        who, mode = self._requester(), stat.S_IFREG | stat.S_IMODE(mode)
+        who, mode = self._request.present, stat.S_IFREG | stat.S_IMODE(mode)
         await self._files.find_room_to_create(parent, name, flags)
         made = await self._files.open_or_create(parent, name, mode, flags, who.uid, who.gid)
         return self._created(*made)
@@ -268,7 +292,7 @@ class Answers:
         Raises InvalidRequest for other *flags*, and what ``Store.rename`` raises.
         """
         if flags == _RENAME_EXCHANGE:
-            request = self._requester().unique
+            request = self._request.present.unique
             self._namespace.exchange(parent, name, new_parent, new_name, request=request)
             return
         if flags & ~_RENAME_NOREPLACE:
@@ -280,7 +304,7 @@ class Answers:
             new_name,
             replace=not flags,
             who=self._files.requester(),
-            request=self._requester().unique,
+            request=self._request.present.unique,
         )
         if replaced is not None:
             self._removed(replaced)
@@ -299,4 +323,4 @@ class Answers:
     def unlink(self, parent: InodeNo, name: bytes) -> None:
         """Remove a file's name. Raises what ``Namespace.unlink`` raises."""
         self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
-        self._removed(self._namespace.unlink(parent, name, request=self._requester().unique))
+        self._removed(self._namespace.unlink(parent, name, request=self._request.present.unique))

@@ -5,9 +5,21 @@ Besides, the socket between libfuse and us loses an answer of a megabyte when me
 then the caller would wait for ever.
 """
 
-from typing import Final
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
-from mount.files.transfers import Transfers
+import trio
+
+from kvfs.core.errors import NO_SPACE, BadHandle, NoSpace
+from kvfs.pool import holes
+from kvfs.pool.open_inodes import OpenInode
+from mount.files.files import Files
+from mount.files.handles import HandleKind
+from mount.files.space_wait import DEVICE_TRIES, AboutToWait
 from mount.fuse.channel import REQUEST_MAX_BYTES, Answer, Message
 from mount.fuse.well_formed import TRANSFER_MAX_BYTES
 from mount.fuse.wire import (
@@ -20,6 +32,223 @@ from mount.fuse.wire import (
     data_reply,
 )
 from mount.requests.late import Late
+
+R = TypeVar("R")
+
+
+class Transfers:
+    """Reads and writes of open files, at most ``io_threads`` of them in threads at once."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._store: Final = files.store
+        self._limiter: Final = files.limiter
+        #: Whether the backing file system can write without blocking; ext4 and tmpfs cannot.
+        self._writes_at_once = True
+
+    async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
+        fd = self._files.extent_fd(fh)
+        opened = self._files.handles.get(fh).opened
+        pread = self._store.pool.syscalls.pread
+        opened.transfers += 1
+        try:
+            return await self._in_thread(pread, fd, size_bytes, offset_bytes)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self._dismiss(fh, error)
+            raise
+        finally:
+            opened.transfers -= 1
+
+    def _dismiss(self, fh: int, error: OSError) -> None:
+        """Remove the name of a block that the device cannot read, unless a writer may mend it."""
+        opened = self._files.handles.get(fh).opened
+        if not opened.writers and opened.gone is None:
+            self._store.blocks.publishing.dismiss(opened, error)
+            self._store.pool.recently_removed.give_way()
+
+    def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
+        """Read what is in memory; return how much, short only at the end of the file.
+
+        -1 says that some of it is not there: ``read`` waits for it. Raises BadHandle, Damaged.
+        """
+        fd = self._files.extent_fd(fh)
+        try:
+            # This thread must not block (RWF_NOWAIT, preadv2(2)).
+            found_bytes = self._store.pool.syscalls.preadv(fd, [into], offset_bytes, os.RWF_NOWAIT)
+            whole = found_bytes == len(into) or offset_bytes + found_bytes >= os.fstat(fd).st_size
+        except OSError:
+            return -1  # nothing is in memory; or the device fails, which ``read`` finds out
+        return found_bytes if whole else -1
+
+    async def write(
+        self, fh: int, offset_bytes: int, data: bytes, about_to_wait: AboutToWait | None = None
+    ) -> int:
+        """Write *data* and return how much of it was taken. Raises NoSpace, TooLarge, OSError.
+
+        *about_to_wait* is called before it waits for room.
+        """
+        handle = self._files.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER:
+            raise BadHandle("not open for writing")
+        fd = self._files.extent_fd(fh)
+        handle.opened.transfers += 1
+        try:
+            return await self._write_with_room(handle.opened, fd, offset_bytes, data, about_to_wait)
+        finally:
+            handle.opened.transfers -= 1
+
+    async def _write_with_room(
+        self,
+        opened: OpenInode,
+        fd: int,
+        offset_bytes: int,
+        data: bytes,
+        about_to_wait: AboutToWait | None,
+    ) -> int:
+        allocations = self._store.blocks.allocations
+        find_room = functools.partial(
+            self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
+        )
+        end_bytes = offset_bytes + len(data)
+        growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
+        if growth_bytes:
+            try:
+                await find_room(growth_bytes)
+                if await self._reserve_late(opened, fd, growth_bytes):
+                    growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
+                    if growth_bytes:
+                        await find_room(growth_bytes)
+            except NoSpace:
+                self._spoil(opened)
+                raise
+        whole = memoryview(data)
+        return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
+
+    def _spoil(self, opened: OpenInode) -> None:
+        """Note that a write was refused: what is written will not be whole."""
+        opened.spoil()
+        if opened.torn:
+            self._store.pool.open_notes.writing(opened)
+
+    def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
+        """Write all of *data* and return True, if there is room and no need to wait.
+
+        If False, ``write`` must do it, from the start. Raises BadHandle, Damaged, TooLarge,
+        OSError.
+        """
+        handle = self._files.handles.get(fh)
+        if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
+            return False
+        opened, pool, allocator = handle.opened, self._store.pool, self._store.allocator
+        growth_bytes = self._store.blocks.allocations.write_growth_bytes(
+            opened, offset_bytes + len(data), len(data)
+        )
+        fd = self._files.extent_fd(fh)
+        opened.transfers += 1  # eviction for its space must not take this file
+        try:
+            if growth_bytes:
+                if allocator.late_reserve_bytes(opened, growth_bytes):
+                    return False  # that allocation takes too long for this thread
+                # No await from here to the account of what was allocated.
+                allocator.require_space(growth_bytes)
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            # A new mtime is a transaction of the device's file system, for which RWF_NOWAIT would
+            # refuse to wait. It is done first, and is short: an unlink takes longer.
+            pool.syscalls.utime(fd)
+            written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
+        except NoSpace:
+            return False  # ``write`` waits if that is worth it
+        except OSError as error:
+            self._writes_at_once = error.errno != errno.EOPNOTSUPP
+            return False  # it would wait; or the device fails, which ``write`` finds out
+        finally:
+            opened.transfers -= 1
+            # The write may have filled holes, too.
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return written_bytes == len(data)
+
+    async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
+        """Allocate the rest of a draft, if there is room now; False if nothing was done."""
+        pool = self._store.pool
+        end_bytes = self._store.allocator.late_reserve_bytes(opened, growth_bytes)
+        if not end_bytes:
+            return False
+        lacking_bytes = end_bytes - opened.allocated_bytes
+        pool.space.pledged_bytes += lacking_bytes
+        try:
+            with contextlib.suppress(NoSpace):
+                await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
+                holes.reserved(opened, end_bytes)
+        finally:
+            pool.space.pledged_bytes -= lacking_bytes
+        if opened.ino in pool.open_inodes:
+            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        return True
+
+    async def _write_all(
+        self,
+        opened: OpenInode,
+        fd: int,
+        offset_bytes: int,
+        data: memoryview,
+        growth_bytes: int,
+        find_room: Callable[[int], Awaitable[None]],
+    ) -> int:
+        """Write *data*, for which *growth_bytes* of room were found just now."""
+        pool = self._store.pool
+        done_bytes = 0
+        for attempt in range(DEVICE_TRIES):
+            # Atomic: no checkpoint since the room was found.
+            pool.space.pledged_bytes += growth_bytes
+            try:
+                written_bytes, allocated_bytes, error = await self._in_thread(
+                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
+                )
+            finally:
+                pool.space.pledged_bytes -= growth_bytes
+            done_bytes += written_bytes
+            if opened.ino in pool.open_inodes:
+                pool.note_allocated(opened, allocated_bytes)
+            if error is None:
+                return done_bytes
+            full = error.errno in NO_SPACE
+            if not full and done_bytes:
+                return done_bytes
+            try:
+                if not full or attempt == DEVICE_TRIES - 1:
+                    raise error
+                # Somebody else fills the file system that the pool lies on.
+                growth_bytes = len(data) - done_bytes
+                pool.device_room.refused()
+                await find_room(growth_bytes)
+            except (NoSpace, OSError):
+                self._spoil(opened)
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write(
+        self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
+    ) -> tuple[int, int, OSError | None]:
+        """Write all of *data* if the device takes it; in a thread. It allocates *growth_bytes*.
+
+        Returns how much it took, what the extent holds then, and why it took no more.
+        """
+        pool = self._store.pool
+        failure = None
+        done_bytes = 0
+        try:
+            if growth_bytes:
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            while done_bytes < len(data):
+                done_bytes += pool.syscalls.pwrite(fd, data[done_bytes:], offset_bytes + done_bytes)
+        except OSError as error:
+            failure = error
+        return done_bytes, pool.extents.allocated_bytes(fd), failure
+
+    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
+        return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
 
 
 class DataRequests:

@@ -7,12 +7,11 @@ coroutine: a CREATE through libfuse, pyfuse3 and trio took 75 us, of which the s
 """
 
 import struct
-from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, SECOND_NS, STAT_BLOCK_BYTES, InodeNo
 from mount.files.files import NOT_A_READER, Files
-from mount.fuse.channel import Answer, Requester
+from mount.fuse.channel import Answer
 from mount.fuse.wire import (
     ATTR,
     ATTR_OUT_HEAD,
@@ -86,11 +85,9 @@ class FastAnswers:
     If one raises an exception, the channel answers with its errno.
     """
 
-    def __init__(self, answers: Answers, files: Files, requester: Callable[[], Requester]) -> None:
-        """*requester* returns the caller of the present request."""
+    def __init__(self, answers: Answers, files: Files) -> None:
         self._answers = answers
         self._files = files
-        self._requester = requester
 
     def answers(self) -> dict[int, Answer]:
         """Return the answers by opcode."""
@@ -158,7 +155,7 @@ class FastAnswers:
         )
 
     def _flush(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
-        self._files.flush(FLUSH_IN.unpack_from(request)[0], self._requester().tid)
+        self._files.flush(FLUSH_IN.unpack_from(request)[0], self._files.thread())
         return error_reply(unique, 0)
 
     def _release(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

@@ -1,4 +1,4 @@
-"""What the kernel asks to find a file by its handle: LOOKUP of "." and "..", and one listing.
+"""What file servers look up: a file by its handle, one row of a listing, names just listed.
 
 An NFS server keeps handles: a node id and its generation (fs/fuse/inode.c, fuse_export_operations).
 If the kernel has forgotten a node, it looks up ".". For a directory it also needs the path from the
@@ -9,46 +9,27 @@ row of that directory, which is listed first.
 """
 
 import time
-from hashlib import blake2b
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from kvfs.core.errors import DeadInode
 from kvfs.core.lifecycle import HIDEABLE
 from kvfs.core.rewriting import Kept, Recent
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.store import Store
 from mount.files.files import Files
 
-_U32_MAX: Final = 0xFFFFFFFF
 NAMES: Final = (b".", b"..")
 #: The OPENDIR follows at once; a later one is for another handle.
 _WANTED: Final = Kept("which row of a directory a thread will look for", 1.0, 256)
 
+#: A server looks the names up at once, but on a busy machine a page of them has taken seconds. One
+#: that is too slow for this may fail, as without it.
+_SHOWN: Final = Kept("which rows of a directory a file server's thread was shown", 5.0, 256)
+#: Rows of one answer to a READDIR that are remembered: more than a page holds.
+_ROWS_MAX: Final = 256
 
-class Generations:
-    """The generation of each inode, which a handle must name beside the inode's number.
-
-    Inode numbers can be guessed by counting. With one generation for all, a client that may search
-    one directory of an export could make up handles of files in others (no_subtree_check).
-    """
-
-    def __init__(self, epoch: int, *, alike: bool = False) -> None:
-        """*epoch* is the pool's secret of 64 bits; *alike*: it gives all inodes the same one."""
-        self._alike = epoch & _U32_MAX if alike else None
-        self._key = epoch.to_bytes(8, "little")
-
-    def of(self, ino: InodeNo) -> int:
-        """Return the generation of *ino*, of 32 bits.
-
-        It is 0 for the root: the kernel warns of any other one (fuse_lookup_name() in
-        fs/fuse/dir.c).
-        """
-        if ino == ROOT_INODE:
-            return 0
-        if self._alike is not None:
-            return self._alike
-        code = blake2b(ino.to_bytes(8, "little"), key=self._key, digest_size=4)
-        return int.from_bytes(code.digest(), "little")
+#: What the kernel was told of a name.
+_Row = TypeVar("_Row")
 
 
 class HandleLookups:
@@ -119,3 +100,32 @@ class HandleLookups:
         """Forget *fh*, which is closed."""
         self._ahead.pop(fh, None)
         self._begun.pop(fh, None)
+
+
+class ListedNames(Generic[_Row]):
+    """The rows that each thread of a file server was shown last, and will look up.
+
+    NFS-Ganesha reads some rows of a directory and then looks up each of their names, on one thread
+    (read_dirents in FSAL_VFS/handle.c of 4.3). If one of them is gone, it gives up the whole
+    listing with that error, and so does its client. In a full pool a name may be evicted at any
+    time. So for a moment a thread still finds each name that it was just shown, as it was then.
+    """
+
+    def __init__(self) -> None:
+        self._shown: Recent[int, tuple[InodeNo, dict[bytes, _Row]]] = Recent(_SHOWN)
+        #: Whether a file server has listed anything since the start.
+        self.in_use = False
+
+    def note(self, thread: int, directory: InodeNo, rows: dict[bytes, _Row]) -> None:
+        """Note that *thread* was just shown *rows* of *directory*."""
+        if rows and thread > 0:  # 0: any thread of another pid namespace
+            self.in_use = True
+            rows = dict(list(rows.items())[:_ROWS_MAX])
+            self._shown.note(thread, (directory, rows), time.monotonic())
+
+    def find(self, thread: int, directory: InodeNo, name: bytes) -> _Row | None:
+        """Return what *thread* was shown under *name* a moment ago; None if it was not."""
+        shown = self._shown.of(thread, time.monotonic())
+        if shown is None or shown[0] != directory:
+            return None
+        return shown[1].get(name)

@@ -18,12 +18,11 @@ from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
-from mount.files.changes import Changes
 from mount.files.files import Files
-from mount.fuse.channel import Requester
 from mount.fuse.errno_map import answered, awaited
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, Grant
 from mount.requests.answers import Answers
+from mount.requests.changes import Changes
 from mount.requests.replies import Listing, entry_attributes
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
@@ -49,9 +48,7 @@ class Operations(pyfuse3.Operations):
         files: Files,
         answers: Answers,
         granted: Granted,
-        requester: Callable[[], Requester],
     ) -> None:
-        """*requester* returns the caller of the present request."""
         super().__init__()
         self._store = store
         self._namespace = store.namespace
@@ -60,10 +57,9 @@ class Operations(pyfuse3.Operations):
         self._changes = Changes(files)
         self._by_handle = answers.by_handle
         self._granted = granted
-        self._requester = requester
 
     def _request(self) -> int:
-        return self._requester().unique
+        return self._files.request.present.unique
 
     def _file_info(self, fh: int, grant: Grant) -> FileInfo:
         self._granted(grant)
@@ -276,7 +272,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def flush(self, fh: int) -> None:
         """Check whether the closing process is dying. Its file may still be open."""
-        self._files.flush(fh, self._requester().tid)
+        self._files.flush(fh, self._files.thread())
 
     @answered
     def release(self, fh: int) -> None:

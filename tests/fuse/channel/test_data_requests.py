@@ -17,7 +17,6 @@ from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo
 from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
-from mount.files.transfers import Transfers
 from mount.fuse.errno_map import errno_of
 from mount.fuse.wire import (
     OUT_HEADER,
@@ -27,7 +26,7 @@ from mount.fuse.wire import (
     WRITE_OUT,
     Opcode,
 )
-from mount.requests.data import DataRequests
+from mount.requests.data import DataRequests, Transfers
 from mount.requests.late import Late
 from tests.support.kernel.calls import opened, write_file
 from tests.support.kernel.message_counts import ask_status

@@ -12,9 +12,8 @@ from kvfs.core.records import pack_inode, parse_inode
 from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, InodeNo, InodeRecord, Sequence
 from mount.fuse.wire import ATTR, ENTRY_OUT_BYTES
-from mount.requests.answers import Answers
+from mount.requests.answers import Answers, Generations
 from mount.requests.fast import entry_out
-from mount.requests.handle_lookups import Generations
 from mount.requests.replies import entry_attributes
 
 U32 = (1 << 32) - 1
@@ -59,8 +58,9 @@ def answers() -> Answers:
         pool=SimpleNamespace(open_inodes={}, heat=None, cache=SimpleNamespace(looks=looks)),
         blocks=SimpleNamespace(truncating=truncating),
     )
+    files = cast("Any", SimpleNamespace(request=None))
     unused = cast("Any", None)
-    return Answers(cast("Any", store), unused, Settings(), Generations(GENERATION), unused, unused)
+    return Answers(cast("Any", store), files, Settings(), Generations(GENERATION), unused)
 
 
 FAR = InodeRecord(

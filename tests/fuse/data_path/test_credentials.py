@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from mount.files.permissions import Credentials, credentials_of
+from mount.files.callers import Credentials, credentials_of
 from tests.support.clients.callers import Caller
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

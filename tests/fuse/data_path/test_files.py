@@ -11,11 +11,9 @@ from kvfs.core.errors import BadHandle, DeadInode, Exists, IsADirectory
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import NOBODY
-from mount.files.changes import Changes
 from mount.files.handles import HandleKind
-from mount.fuse.channel import Requester
-from mount.requests.answers import Answers
-from mount.requests.handle_lookups import Generations
+from mount.requests.answers import Answers, Generations
+from mount.requests.changes import Changes
 from mount.requests.operations import Operations
 from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.store.driven import Driven, NewAttributes
@@ -128,7 +126,6 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
         desk.files,
         settings,
         Generations(0),
-        lambda: Requester(0, 0, 0),
         lambda _: None,
     )
     operations = Operations(
@@ -136,7 +133,6 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
         desk.files,
         answers,
         granted=lambda _: order.append("granted"),
-        requester=lambda: Requester(0, 0, 0),
     )
     told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())
     assert order == ["fsync", "granted"]

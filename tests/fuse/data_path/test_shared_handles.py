@@ -11,8 +11,8 @@ import pytest
 from kvfs.core.errors import BadHandle, DeadInode
 from kvfs.core.types import ROOT_INODE
 from kvfs.machine.processes import Maker
-from mount.files.transfers import Transfers
 from mount.fuse import kernel
+from mount.requests.data import Transfers
 from tests.support.store.readers_desk import IDS_MAX, KERNEL_THREAD, NEW, Desk
 from tests.support.store.stores import FILE, host
 

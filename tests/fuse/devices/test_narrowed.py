@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.core.inode_rules import blank_record, is_narrowed
 from kvfs.core.types import ROOT_INODE, InodeNo
-from mount.files.changes import Changes
+from mount.requests.changes import Changes
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.counted_desk import CountedDesk
 from tests.support.store.driven import Driven, NewAttributes

@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.core.inode_rules import blank_record
 from kvfs.core.types import ROOT_INODE
-from mount.files.permissions import Credentials, may_empty, surely_may_open
+from mount.files.callers import Credentials, may_empty, surely_may_open
 from tests.support.clients.callers import Caller
 from tests.support.kernel.calls import read_file, refused, write_file
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import ROOT_INODE, InodeNo
-from mount.files.changes import Changes
+from mount.requests.changes import Changes
 from tests.support.store.counted_desk import CountedDesk, counted_desk
 from tests.support.store.driven import NewAttributes
 from tests.support.store.stores import MIB, put, settle

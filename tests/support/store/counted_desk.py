@@ -12,8 +12,8 @@ from mount.files.data_path import DaemonPath
 from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
-from mount.files.transfers import Transfers
 from mount.fuse.wire import Grant
+from mount.requests.data import Transfers
 from tests.support.devices.power_cuts.power import Drive
 from tests.support.kernel.present_request import PresentRequest
 from tests.support.store.driven import Opened

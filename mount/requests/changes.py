@@ -1,17 +1,57 @@
-"""Changes of attributes (SETATTR), with what must be durable before the answer."""
+"""SETATTR: the present time that it asks for, and what must be durable before its answer."""
 
 import contextlib
+from collections.abc import Callable
+from typing import Final
 
 from kvfs.core.errors import DeadInode, NoSpace
 from kvfs.core.inode_rules import is_narrowed
-from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord
+from kvfs.core.types import PAGE_BYTES, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.attributes import NewAttributes
 from kvfs.machine.processes import NOBODY
 from mount.files.files import Files
+from mount.fuse.wire import SETATTR_IN_BYTES, SETATTR_IN_TIMES, SETATTR_IN_VALID, Opcode
+
+#: FATTR_ATIME_NOW and FATTR_MTIME_NOW of linux/fuse.h.
+_ATIME_NOW: Final = 1 << 7
+_MTIME_NOW: Final = 1 << 8
+
+
+class PresentTime:
+    """Puts the server's time into SETATTR requests that ask for the present time (UTIME_NOW).
+
+    The kernel sends its own time, which advances in steps of some milliseconds. With that, a file
+    just created could get a time before its creation.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns: Final = clock_ns
+
+    def answers(self) -> dict[int, Callable[[int, int, memoryview], None]]:
+        """Return the functions that change requests, by opcode; libfuse gets the requests then."""
+        return {Opcode.SETATTR: self._stamp}
+
+    def _stamp(self, _unique: int, _nodeid: int, request: memoryview) -> None:
+        if len(request) < SETATTR_IN_BYTES:
+            return  # it is refused next
+        (valid,) = SETATTR_IN_VALID.unpack_from(request)
+        if not valid & (_ATIME_NOW | _MTIME_NOW):
+            return
+        now_s, now_ns = divmod(self._clock_ns(), SECOND_NS)
+        offset_bytes = SETATTR_IN_VALID.size
+        atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns = SETATTR_IN_TIMES.unpack_from(
+            request, offset_bytes
+        )
+        if valid & _ATIME_NOW:
+            atime_s, atime_ns = now_s, now_ns
+        if valid & _MTIME_NOW:
+            mtime_s, mtime_ns = now_s, now_ns
+        times = (atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns)
+        SETATTR_IN_TIMES.pack_into(request, offset_bytes, *times)
 
 
 class Changes:
-    """Changes attributes of the files of one mount."""
+    """Changes attributes of the files of one mount; narrower permissions are durable before."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
