@@ -47,9 +47,8 @@ from mount.requests.changes import PresentTime
 from mount.requests.data import DataRequests, Transfers
 from mount.requests.fast import FastAnswers
 from mount.requests.late import Late
-from mount.requests.lost_device import LostDevice
 from mount.requests.operations import Operations
-from mount.requests.raw import RawRequests
+from mount.requests.raw import LostDevice, RawRequests
 from mount.requests.resent import ResentAnswers
 
 _log: Final = logging.getLogger(__name__)

@@ -1,14 +1,18 @@
-"""Raw requests, which pyfuse3 does not pass on: answered here, so that no caller hangs.
+"""Answers in bytes that libfuse and pyfuse3 do not have, so that no caller hangs.
 
-FALLOCATE, LSEEK, IOCTL, foreign xattrs, COPY_FILE_RANGE, SYNCFS, TMPFILE. Layouts: linux/fuse.h.
+Raw requests are those that pyfuse3 does not pass on: FALLOCATE, LSEEK, IOCTL, foreign xattrs,
+COPY_FILE_RANGE, SYNCFS, TMPFILE. Once the device is lost, all requests are answered here. Layouts:
+linux/fuse.h.
 """
 
 import errno
 import os
+import stat
 from typing import Final
 
 import trio
 
+from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
@@ -16,13 +20,17 @@ from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.handles import HandleKind, Handles
 from mount.files.space_wait import Room
-from mount.fuse.channel import Answer
+from mount.fuse.channel import Answer, Message
 from mount.fuse.wire import (
+    ATTR,
+    ATTR_OUT_HEAD,
     FALLOCATE_IN,
     GETXATTR_IN,
     LSEEK_IN,
     LSEEK_OUT,
     OPCODES,
+    OPEN_OUT,
+    STATFS_OUT,
     Opcode,
     data_reply,
     error_reply,
@@ -53,6 +61,19 @@ _REFUSED: Final = {
     Opcode.SETLKW: errno.ENOSYS,
     Opcode.SETUPMAPPING: errno.ENOSYS,
     Opcode.REMOVEMAPPING: errno.ENOSYS,
+}
+
+#: libfuse must see these, to end its session.
+_LIBFUSES: Final = frozenset({Opcode.INIT, Opcode.DESTROY})
+_ANSWERED: Final[dict[int, int]] = {
+    Opcode.LOOKUP: errno.ENOENT,
+    # The kernel looks the name up again, and finds none.
+    Opcode.OPEN: errno.ESTALE,
+    Opcode.GETXATTR: errno.ENODATA,
+    Opcode.IOCTL: errno.ENOTTY,
+    Opcode.FLUSH: 0,
+    Opcode.RELEASE: 0,
+    Opcode.RELEASEDIR: 0,
 }
 
 
@@ -128,3 +149,47 @@ class RawRequests:
         except OSError as error:  # ENXIO: no data, or no hole, follows
             return error_reply(unique, error.errno or errno.EIO)
         return data_reply(unique, LSEEK_OUT.pack(found_bytes))
+
+
+class LostDevice:
+    """The answers after the device is lost: every name is a miss, every store is refused.
+
+    So clients go on without a cache, which is better than an error for every call. The pool is not
+    used: its index is a mapping of a file that cannot be read any more.
+    """
+
+    def __init__(self, root: InodeRecord) -> None:
+        """*root* was the record of the root directory."""
+        times = (root.mtime_ns // SECOND_NS,) * 3
+        mode = stat.S_IFDIR | stat.S_IMODE(root.mode)
+        owner = (root.uid, root.gid)
+        attr = ATTR.pack(ROOT_INODE, 0, 0, *times, 0, 0, 0, mode, 2, *owner, 0, PAGE_BYTES, 0)
+        self._root: Final = ATTR_OUT_HEAD.pack(1, 0, 0) + attr
+
+    def answers(self) -> dict[int, Answer]:
+        """Return an answer for every opcode but those that belong to libfuse."""
+        table = {code: _refusing(_ANSWERED.get(code, errno.EIO)) for code in range(OPCODES)}
+        table[Opcode.GETATTR] = self._getattr
+        table[Opcode.OPENDIR] = self._opendir
+        table[Opcode.READDIR] = table[Opcode.READDIRPLUS] = table[Opcode.LISTXATTR] = _nothing
+        table[Opcode.STATFS] = _statfs
+        return {code: answer for code, answer in table.items() if code not in _LIBFUSES}
+
+    def _getattr(self, unique: int, nodeid: int, _request: memoryview) -> Message:
+        if nodeid != ROOT_INODE:
+            return error_reply(unique, errno.ESTALE)
+        return data_reply(unique, self._root)
+
+    def _opendir(self, unique: int, nodeid: int, _request: memoryview) -> Message:
+        if nodeid != ROOT_INODE:
+            return error_reply(unique, errno.ESTALE)
+        return data_reply(unique, OPEN_OUT.pack(0, 0, 0))
+
+
+def _nothing(unique: int, _nodeid: int, _request: memoryview) -> Message:
+    return data_reply(unique, b"")
+
+
+def _statfs(unique: int, _nodeid: int, _request: memoryview) -> Message:
+    sizes = (PAGE_BYTES, NAME_MAX_BYTES, PAGE_BYTES)
+    return data_reply(unique, STATFS_OUT.pack(0, 0, 0, 0, 0, *sizes))

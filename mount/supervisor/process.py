@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from kvfs.machine.held_files import Message
 from mount.supervisor.births import Births, NoServer
-from mount.supervisor.holdings import Holdings
 from mount.supervisor.last_lines import ServersLog, back_again
 from mount.supervisor.restarts import Restarts
 from mount.supervisor.server import (
@@ -25,7 +24,7 @@ from mount.supervisor.server import (
     status_of,
     was_sigkill,
 )
-from mount.supervisor.systemd import Systemd
+from mount.supervisor.systemd import Holdings, Systemd
 from mount.supervisor.templates import Program, Template
 from mount.supervisor.upgrades import Upgrades
 
