@@ -19,11 +19,9 @@ import trio
 from kvfs.core.types import PAGE_BYTES, InodeNo
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.init_reply import Features, patch_init_reply
-from mount.fuse.libfuse_pair import libfuse_pair
-from mount.fuse.pump_lock import PumpLock
+from mount.fuse.libfuse_pair import PumpLock, libfuse_pair, well_formed
 from mount.fuse.request_reader import KnownReaders, RequestReader, ResentRequests
 from mount.fuse.request_times import TIMED_OF, RequestTimes
-from mount.fuse.well_formed import TRANSFER_MAX_BYTES, well_formed
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
     IN_HEADER,
@@ -34,6 +32,7 @@ from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
     READ_IN,
+    TRANSFER_MAX_BYTES,
     UNANSWERED,
     Grant,
     Opcode,

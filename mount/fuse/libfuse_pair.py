@@ -1,13 +1,32 @@
-"""The two sockets between the channel and libfuse, and the room in them.
+"""What is here only because libfuse and pyfuse3 sit between /dev/fuse and our handlers.
 
-Each request or reply is one message (SOCK_SEQPACKET). READ and WRITE never pass here
-(mount/requests/data.py), so the largest carries an extended attribute or a listing: 64 KiB.
+They talk to one end of a pair of sockets. Each request or reply is one message (SOCK_SEQPACKET).
+READ and WRITE never pass here (mount/requests/data.py), so the largest carries an extended
+attribute or a listing: 64 KiB.
+
+libfuse trusts the kernel's lengths and reads past a message that is too short; the next release of
+the kernel, or a bug in it, must cost a caller an error and not the mount. So each request is
+checked first. Layouts: linux/fuse.h.
 """
 
 import socket
-from typing import Final
+import struct
+from typing import Final, NamedTuple
+
+import trio
 
 from kvfs.core.errors import ServeFailed
+from mount.fuse.wire import (
+    FLUSH_IN,
+    GETXATTR_IN,
+    OPEN_IN,
+    READ_IN,
+    RELEASE_IN,
+    SETATTR_IN_BYTES,
+    TRANSFER_MAX_BYTES,
+    WRITE_IN,
+    Opcode,
+)
 
 #: More than any burst of replies takes.
 _WANTED_BYTES: Final = 4 << 20
@@ -17,6 +36,13 @@ _WANTED_BYTES: Final = 4 << 20
 ROOM_MIN_BYTES: Final = 384 << 10
 #: socket(7), asm-generic/socket.h: beyond wmem_max, with CAP_NET_ADMIN.
 _SO_SNDBUFFORCE: Final = 32
+
+#: u32 size in struct fuse_read_in and fuse_write_in, behind fh and offset.
+_SIZE: Final = struct.Struct("<16xI")
+#: u32 size and flags, struct fuse_setxattr_in before FUSE_SETXATTR_EXT.
+_VALUE: Final = struct.Struct("<II")
+#: XATTR_CREATE and XATTR_REPLACE of setxattr(2): on any other flag pyfuse3 ends the mount.
+_XATTR_FLAGS: Final = 3
 
 
 def libfuse_pair(wanted_bytes: int = _WANTED_BYTES) -> tuple[socket.socket, socket.socket]:
@@ -42,3 +68,112 @@ def libfuse_pair(wanted_bytes: int = _WANTED_BYTES) -> tuple[socket.socket, sock
             f"`sysctl net.core.wmem_max=212992` raises it, or CAP_NET_ADMIN"
         )
     return ours, theirs
+
+
+class PumpLock:
+    """The lock under which pyfuse3's tasks take turns to read requests, in place of trio.Lock.
+
+    trio's lock makes every acquire a trip through the scheduler and hands itself to the next
+    task at once. Here the task that has just answered a request reads the next one; another
+    takes over only when a handler says that it is about to wait (``hand_over``).
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._ending = False
+        self._parked = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._held:
+            await self._parked.park()
+        self._held = True
+
+    async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        self._held = False
+        if failure is not None or self._ending:
+            # The mount is gone: every other task must find out, too, or main() never ends.
+            self._parked.unpark_all()
+
+    def hand_over(self) -> None:
+        """Let another task read while the caller waits."""
+        self._parked.unpark()
+
+    def end(self) -> None:
+        """Let every task take the lock once more and notice the end.
+
+        pyfuse3's tasks check for the end after each request only: the one that holds the lock now
+        may leave after a last request and wake no other.
+        """
+        self._ending = True
+        self._parked.unpark_all()
+
+
+class Shape(NamedTuple):
+    """How long a request must be: its fixed part, and how many names, each with a zero, follow."""
+
+    fixed_bytes: int
+    names: int = 0
+
+
+SHAPES: Final[dict[int, Shape]] = {
+    Opcode.LOOKUP: Shape(0, 1),
+    Opcode.GETATTR: Shape(16),
+    Opcode.SETATTR: Shape(SETATTR_IN_BYTES),
+    Opcode.READLINK: Shape(0),
+    Opcode.SYMLINK: Shape(0, 2),
+    Opcode.MKNOD: Shape(16, 1),
+    Opcode.MKDIR: Shape(8, 1),
+    Opcode.UNLINK: Shape(0, 1),
+    Opcode.RMDIR: Shape(0, 1),
+    Opcode.RENAME: Shape(8, 2),
+    Opcode.LINK: Shape(8, 1),
+    Opcode.OPEN: Shape(OPEN_IN.size),
+    Opcode.READ: Shape(READ_IN.size),
+    Opcode.WRITE: Shape(WRITE_IN.size),
+    Opcode.STATFS: Shape(0),
+    Opcode.RELEASE: Shape(RELEASE_IN.size),
+    Opcode.FSYNC: Shape(16),
+    Opcode.SETXATTR: Shape(8, 1),
+    Opcode.GETXATTR: Shape(GETXATTR_IN.size, 1),
+    Opcode.LISTXATTR: Shape(GETXATTR_IN.size),
+    Opcode.REMOVEXATTR: Shape(0, 1),
+    Opcode.FLUSH: Shape(FLUSH_IN.size),
+    # Before Linux 5.17 it ended after flags.
+    Opcode.INIT: Shape(16),
+    Opcode.OPENDIR: Shape(OPEN_IN.size),
+    Opcode.READDIR: Shape(READ_IN.size),
+    Opcode.RELEASEDIR: Shape(RELEASE_IN.size),
+    Opcode.FSYNCDIR: Shape(16),
+    Opcode.ACCESS: Shape(8),
+    Opcode.CREATE: Shape(16, 1),
+    Opcode.DESTROY: Shape(0),
+    Opcode.READDIRPLUS: Shape(READ_IN.size),
+    Opcode.RENAME2: Shape(16, 2),
+}
+
+
+def well_formed(opcode: int, body: memoryview) -> bool:
+    """Tell whether *body*, what follows the header, holds all that *opcode* promises."""
+    shape = SHAPES.get(opcode)
+    if shape is None or len(body) < shape.fixed_bytes:
+        return False
+    if opcode == Opcode.WRITE:
+        return bool(len(body) == shape.fixed_bytes + _SIZE.unpack_from(body)[0])
+    if opcode in (Opcode.READ, Opcode.READDIR, Opcode.READDIRPLUS):
+        return bool(_SIZE.unpack_from(body)[0] <= TRANSFER_MAX_BYTES)
+    if not shape.names:
+        return True
+    return _names_end(bytes(body[shape.fixed_bytes :]), opcode, shape, body)
+
+
+def _names_end(rest: bytes, opcode: int, shape: Shape, body: memoryview) -> bool:
+    """Tell whether *rest* holds every name whole, and behind it the value of a SETXATTR."""
+    end = 0
+    for _ in range(shape.names):
+        end = rest.find(b"\0", end) + 1
+        if not end:
+            return False
+    if opcode != Opcode.SETXATTR:
+        return True
+    size_bytes, flags = _VALUE.unpack_from(body)
+    return bool(len(rest) >= end + size_bytes and flags <= _XATTR_FLAGS)

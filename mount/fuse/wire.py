@@ -156,6 +156,8 @@ NOTIFY_RESEND: Final = 7
 #: Since Linux 6.16.
 NOTIFY_INC_EPOCH: Final = 8
 
+#: The most that one READ, READDIR or WRITE moves: max_pages and max_write of libfuse 3, 1 MiB.
+TRANSFER_MAX_BYTES: Final = 1 << 20
 #: Requests the kernel expects no answer to.
 UNANSWERED: Final = frozenset(
     {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.NOTIFY_REPLY}

@@ -21,11 +21,11 @@ from mount.files.files import Files
 from mount.files.handles import HandleKind
 from mount.files.space_wait import DEVICE_TRIES, AboutToWait
 from mount.fuse.channel import REQUEST_MAX_BYTES, Answer, Message
-from mount.fuse.well_formed import TRANSFER_MAX_BYTES
 from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
     READ_IN,
+    TRANSFER_MAX_BYTES,
     WRITE_IN,
     WRITE_OUT,
     Opcode,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mount.fuse.well_formed import SHAPES
+from mount.fuse.libfuse_pair import SHAPES
 from mount.fuse.wire import ENTRY_OUT_BYTES, OPEN_IN, OPEN_OUT, UNANSWERED, Opcode
 from tests.support.kernel.fake_kernel import FakeKernel, Reply, fake_kernel
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from mount.fuse.pump_lock import PumpLock
+from mount.fuse.libfuse_pair import PumpLock
 from mount.fuse.wire import Opcode
 from tests.support.kernel.wires import Wires, request
 

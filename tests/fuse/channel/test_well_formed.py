@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mount.fuse.well_formed import SHAPES, TRANSFER_MAX_BYTES, well_formed
-from mount.fuse.wire import Opcode
+from mount.fuse.libfuse_pair import SHAPES, well_formed
+from mount.fuse.wire import TRANSFER_MAX_BYTES, Opcode
 
 NAMED = [opcode for opcode, shape in SHAPES.items() if shape.names]
 names = st.binary(min_size=1, max_size=300).filter(lambda name: b"\0" not in name)
