@@ -270,7 +270,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if isinstance(self.port.path, DaemonPath):
             read_ahead_far(self.settings.mountpoint)
         # Only now: no backing id is given out before INIT has agreed on passthrough.
-        nursery.start_soon(self._tick)
+        nursery.start_soon(self._run_due)
         if self.port.resends and not self._of.takes_over:
             succession.leave(self._held, self._of, self._device, self.port.fuse_fd)
             self._left = True
@@ -278,7 +278,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         nursery.start_soon(say_alive, self._held)
         nursery.start_soon(self._supervision.listen)
 
-    async def _tick(self) -> None:
+    async def _run_due(self) -> None:
         root = self.store.namespace.directory(ROOT_INODE)
         changed = -1
         while True:

@@ -75,7 +75,7 @@ class _Client:
             self.lost += len(dropped)
         self.has_some.set()
 
-    def take(self) -> bytes:
+    def pop_lines(self) -> bytes:
         """Return the oldest lines, after one that says how many were lost before them."""
         told = _said("lost", count=self.lost) if self.lost else b""
         self.lost = 0
@@ -136,7 +136,7 @@ class Broadcast:
                 return
             with trio.move_on_after(_QUIET_MAX_S):
                 await client.has_some.wait()
-            told = client.take() or _said("quiet")
+            told = client.pop_lines() or _said("quiet")
 
     def _enter(self, client: _Client) -> None:
         self._clients.add(client)

@@ -62,14 +62,14 @@ class SyncVerbs:
             raise UsageError("the mount is read-only")
         tops = {find(pool, self._store.namespace, path) for path in paths}
         wait = _Wait(self._store.durable_pass.goal(), set() if ROOT_INODE in tops else tops)
-        blocks = await self._look(wait)
+        blocks = await self._find_blocks(wait)
         number = next(self._numbers)
         self._waits[number] = wait
         if len(self._waits) > _WAITS_MAX:
             del self._waits[next(iter(self._waits))]
         return {"wait": number, "blocks": len(blocks), "bytes": sum(blocks.values())}
 
-    async def _look(self, wait: _Wait) -> dict[InodeNo, int]:
+    async def _find_blocks(self, wait: _Wait) -> dict[InodeNo, int]:
         """Return the blocks that *wait* waits for, by size; final once its goal is set."""
         is_known = wait.goal.is_set
         listed = dict(self._store.pool.durable.not_durable.sizes())
@@ -110,7 +110,7 @@ class SyncVerbs:
         except OSError as error:
             raise SyncedTooLittle(f"{error.strerror}; see the server's log") from error
         if not wait.is_known:
-            await self._look(wait)
+            await self._find_blocks(wait)
         undone = list(queue.undone(wait.goal.ticket))
         if wait.blocks is not None:
             undone = [ino for ino in undone if ino in wait.blocks]

@@ -20,7 +20,7 @@ from kvfs.pool.open.open_inodes import Hand, OpenInode
 from mount.files.callers import Callers, PresentRequest, surely_may_open
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
-from mount.files.space_wait import Room
+from mount.files.space_wait import SpaceQueue
 from mount.fuse.wire import Grant
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ class Files:
         self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
         self.limiter = trio.CapacityLimiter(io_threads)
-        self.room = Room(port.store)
+        self.room = SpaceQueue(port.store)
         self.about_to_wait = request.about_to_wait
 
     def thread(self) -> int:

@@ -100,7 +100,7 @@ class OpenShares:
             return False
         return self._all < most * _FOR_ALL or held < most * _FEW
 
-    def take(self, uid: int) -> None:
+    def charge(self, uid: int) -> None:
         """Count one for *uid*."""
         self._held[uid] = self._held.get(uid, 0) + 1
         self._all += 1
@@ -271,7 +271,7 @@ class Handles:
     def charge(self, handle: Handle, uid: int) -> None:
         """Charge *handle* to the share of *uid*."""
         handle.uid = uid
-        self.shares.take(uid)
+        self.shares.charge(uid)
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _UID_OFFSET
         _UID.pack_into(self._memory, offset, uid)
 
@@ -336,7 +336,7 @@ class Handles:
             handle.opens, handle.served = opens, bool(served)
             if uid != _NO_UID:
                 handle.uid = uid
-                self.shares.take(uid)
+                self.shares.charge(uid)
             if kind == HandleKind.WRITER:
                 handle.tid, _, handle.flushed, handle.closing = _writing(self._memory, slot)
             self._open[fh] = recalled.by_request[request] = handle

@@ -123,7 +123,7 @@ class _Prospect:
         return self.hopeful and self._reach.fit(size_bytes) is Fit.NOW
 
 
-class Room:
+class SpaceQueue:
     """The queue of requests that wait for space, and its counters."""
 
     def __init__(self, store: Store) -> None:
@@ -254,7 +254,7 @@ class Room:
                 if next(iter(self._line)) is waiter:
                     await trio.sleep(self._pause_s)
                     if waiter.pending:
-                        self._look()
+                        self._decide_all()
                 else:
                     await waiter.turn.wait()
         finally:
@@ -264,7 +264,7 @@ class Room:
             if waiter.granted:
                 self._store.pool.space.taken.pledged_bytes -= waiter.size_bytes
 
-    def _look(self) -> None:
+    def _decide_all(self) -> None:
         """Look for room for all waiters, oldest first, and decide those that need not wait on."""
         pool, reclaim = self._store.pool, self._store.reclaim
         start_s = trio.current_time()

@@ -182,7 +182,7 @@ class Channel:
                     await self._wait(self._readable)
                     self.reader.begin_turn()
                 continue
-            if self._take(size_bytes):
+            if self._answer_or_hand_on(size_bytes):
                 return
 
     async def _wait(self, until: Callable[[], Awaitable[None]]) -> None:
@@ -218,7 +218,7 @@ class Channel:
         self._waiting.cancel()
         self.lock.end()
 
-    def _take(self, size_bytes: int) -> bool:
+    def _answer_or_hand_on(self, size_bytes: int) -> bool:
         """Answer the request in the buffer or hand it to libfuse; True if libfuse has it now."""
         if size_bytes < IN_HEADER_BYTES:
             _log.error("a message of %d bytes, which is less than its header", size_bytes)

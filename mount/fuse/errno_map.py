@@ -62,7 +62,7 @@ _BACKING_ERRNO: Final = frozenset(
 class ErrorCounts(dict[str, int]):
     """How many requests failed with each errno, by its name; shown by `kvfs status`."""
 
-    def note(self, code: int) -> None:
+    def add(self, code: int) -> None:
         """Count one answer *code*."""
         name = errno.errorcode.get(code, str(code))
         self[name] = self.get(name, 0) + 1
@@ -87,7 +87,7 @@ def counted_errno(error: Exception) -> int:
     """Return the errno for *error* and count it, unless it is a usual ENOENT or ENODATA."""
     code = errno_of(error)
     if code not in (errno.ENOENT, errno.ENODATA):
-        counts.note(code)
+        counts.add(code)
     return code
 
 

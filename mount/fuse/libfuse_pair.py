@@ -108,53 +108,53 @@ class PumpLock:
         self._parked.unpark_all()
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """How long a request must be: its fixed part, and how many names, each with a zero, follow."""
 
     fixed_bytes: int
     names: int = 0
 
 
-SHAPES: Final[dict[int, Shape]] = {
-    Opcode.LOOKUP: Shape(0, 1),
-    Opcode.GETATTR: Shape(16),
-    Opcode.SETATTR: Shape(SETATTR_IN_BYTES),
-    Opcode.READLINK: Shape(0),
-    Opcode.SYMLINK: Shape(0, 2),
-    Opcode.MKNOD: Shape(16, 1),
-    Opcode.MKDIR: Shape(8, 1),
-    Opcode.UNLINK: Shape(0, 1),
-    Opcode.RMDIR: Shape(0, 1),
-    Opcode.RENAME: Shape(8, 2),
-    Opcode.LINK: Shape(8, 1),
-    Opcode.OPEN: Shape(OPEN_IN.size),
-    Opcode.READ: Shape(READ_IN.size),
-    Opcode.WRITE: Shape(WRITE_IN.size),
-    Opcode.STATFS: Shape(0),
-    Opcode.RELEASE: Shape(RELEASE_IN.size),
-    Opcode.FSYNC: Shape(16),
-    Opcode.SETXATTR: Shape(8, 1),
-    Opcode.GETXATTR: Shape(GETXATTR_IN.size, 1),
-    Opcode.LISTXATTR: Shape(GETXATTR_IN.size),
-    Opcode.REMOVEXATTR: Shape(0, 1),
-    Opcode.FLUSH: Shape(FLUSH_IN.size),
+REQUEST_SHAPES: Final[dict[int, RequestShape]] = {
+    Opcode.LOOKUP: RequestShape(0, 1),
+    Opcode.GETATTR: RequestShape(16),
+    Opcode.SETATTR: RequestShape(SETATTR_IN_BYTES),
+    Opcode.READLINK: RequestShape(0),
+    Opcode.SYMLINK: RequestShape(0, 2),
+    Opcode.MKNOD: RequestShape(16, 1),
+    Opcode.MKDIR: RequestShape(8, 1),
+    Opcode.UNLINK: RequestShape(0, 1),
+    Opcode.RMDIR: RequestShape(0, 1),
+    Opcode.RENAME: RequestShape(8, 2),
+    Opcode.LINK: RequestShape(8, 1),
+    Opcode.OPEN: RequestShape(OPEN_IN.size),
+    Opcode.READ: RequestShape(READ_IN.size),
+    Opcode.WRITE: RequestShape(WRITE_IN.size),
+    Opcode.STATFS: RequestShape(0),
+    Opcode.RELEASE: RequestShape(RELEASE_IN.size),
+    Opcode.FSYNC: RequestShape(16),
+    Opcode.SETXATTR: RequestShape(8, 1),
+    Opcode.GETXATTR: RequestShape(GETXATTR_IN.size, 1),
+    Opcode.LISTXATTR: RequestShape(GETXATTR_IN.size),
+    Opcode.REMOVEXATTR: RequestShape(0, 1),
+    Opcode.FLUSH: RequestShape(FLUSH_IN.size),
     # Before Linux 5.17 it ended after flags.
-    Opcode.INIT: Shape(16),
-    Opcode.OPENDIR: Shape(OPEN_IN.size),
-    Opcode.READDIR: Shape(READ_IN.size),
-    Opcode.RELEASEDIR: Shape(RELEASE_IN.size),
-    Opcode.FSYNCDIR: Shape(16),
-    Opcode.ACCESS: Shape(8),
-    Opcode.CREATE: Shape(16, 1),
-    Opcode.DESTROY: Shape(0),
-    Opcode.READDIRPLUS: Shape(READ_IN.size),
-    Opcode.RENAME2: Shape(16, 2),
+    Opcode.INIT: RequestShape(16),
+    Opcode.OPENDIR: RequestShape(OPEN_IN.size),
+    Opcode.READDIR: RequestShape(READ_IN.size),
+    Opcode.RELEASEDIR: RequestShape(RELEASE_IN.size),
+    Opcode.FSYNCDIR: RequestShape(16),
+    Opcode.ACCESS: RequestShape(8),
+    Opcode.CREATE: RequestShape(16, 1),
+    Opcode.DESTROY: RequestShape(0),
+    Opcode.READDIRPLUS: RequestShape(READ_IN.size),
+    Opcode.RENAME2: RequestShape(16, 2),
 }
 
 
 def well_formed(opcode: int, body: memoryview) -> bool:
     """Tell whether *body*, what follows the header, holds all that *opcode* promises."""
-    shape = SHAPES.get(opcode)
+    shape = REQUEST_SHAPES.get(opcode)
     if shape is None or len(body) < shape.fixed_bytes:
         return False
     if opcode == Opcode.WRITE:
@@ -166,7 +166,7 @@ def well_formed(opcode: int, body: memoryview) -> bool:
     return _names_end(bytes(body[shape.fixed_bytes :]), opcode, shape, body)
 
 
-def _names_end(rest: bytes, opcode: int, shape: Shape, body: memoryview) -> bool:
+def _names_end(rest: bytes, opcode: int, shape: RequestShape, body: memoryview) -> bool:
     """Tell whether *rest* holds every name whole, and behind it the value of a SETXATTR."""
     end = 0
     for _ in range(shape.names):

@@ -116,8 +116,8 @@ class ListedNames(Generic[_Row]):
         #: Whether a file server has listed anything since the start.
         self.in_use = False
 
-    def note(self, thread: int, directory: InodeNo, rows: dict[bytes, _Row]) -> None:
-        """Note that *thread* was just shown *rows* of *directory*."""
+    def remember(self, thread: int, directory: InodeNo, rows: dict[bytes, _Row]) -> None:
+        """Remember that *thread* was just shown *rows* of *directory*."""
         if rows and thread > 0:  # 0: any thread of another pid namespace
             self.in_use = True
             rows = dict(list(rows.items())[:_ROWS_MAX])

@@ -301,7 +301,7 @@ class Operations(pyfuse3.Operations):
         listing = Listing(self._store, self._answers, ino, who)
         listing.put(token, start_id, self._by_handle.first_row(fh, start_id))
         if who == SERVER:
-            self._answers.listed.note(self._files.thread(), ino, listing.rows)
+            self._answers.listed.remember(self._files.thread(), ino, listing.rows)
 
     @answered
     def releasedir(self, fh: int) -> None:

@@ -19,7 +19,7 @@ from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.handles import HandleKind, Handles
-from mount.files.space_wait import Room
+from mount.files.space_wait import SpaceQueue
 from mount.fuse.channel import Answer, Message
 from mount.fuse.wire import (
     ATTR,
@@ -90,7 +90,7 @@ class RawRequests:
     If one raises an exception, the channel answers with its errno.
     """
 
-    def __init__(self, store: Store, handles: Handles, room: Room, late: Late) -> None:
+    def __init__(self, store: Store, handles: Handles, room: SpaceQueue, late: Late) -> None:
         self._store = store
         self._room = room
         self._handles = handles

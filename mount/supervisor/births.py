@@ -62,14 +62,14 @@ class Births:
             self.template = self.program.start(own_group=self._own_group)
         self._parent = follower or self.template
 
-    def look(self, now_s: float) -> Server | None:
+    def advance(self, now_s: float) -> Server | None:
         """Take the next step (import, ask, fork); return the server once it is there, else None.
 
         Raises NoServer.
         """
         parent = self._parent
         assert parent is not None, "it is awaited"
-        why = parent.look(now_s)
+        why = parent.check(now_s)
         if (server := parent.born()) is not None:
             self._parent = None
             return server
@@ -136,7 +136,7 @@ class Births:
                 self._due_s = now_s + _NEXT_AFTER_S
                 with contextlib.suppress(OSError):
                     self.template = self.program.start(own_group=self._own_group)
-        elif why := template.look(now_s):
+        elif why := template.check(now_s):
             self._log.say("WARNING", f"the process of which servers are forked: {why}: another one")
             self.lose_template()
         elif template.version and self._is_other(template):

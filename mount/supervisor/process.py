@@ -125,7 +125,7 @@ class Supervisor:
     def _await_birth(self, now_s: float) -> None:
         """Have the awaited server begin, once it is there."""
         try:
-            server = self._births.look(now_s)
+            server = self._births.advance(now_s)
         except NoServer as none:
             self._upgrades.has_failed()
             self._why = str(none)
@@ -164,7 +164,7 @@ class Supervisor:
         if server is None:
             return
         for message in server.messages():
-            self._take(server, message)
+            self._act_on(server, message)
         if server.has_died():
             self._take_death(server)
         else:
@@ -225,7 +225,7 @@ class Supervisor:
             server.signal(number)
         # Otherwise a server is starting: a stop is handed on once that is ready.
 
-    def _take(self, server: Server, message: Message) -> None:
+    def _act_on(self, server: Server, message: Message) -> None:
         said, fds = message
         now_s = time.monotonic()
         if "hold" in said and len(fds) == 1:
@@ -304,7 +304,7 @@ class Supervisor:
         if server is not None and server.is_ready and not server.ended:
             if self._births.keep_template(now_s):
                 server.tell(next_server=self._births.next_server)
-            self._upgrades.look(server, now_s)
+            self._upgrades.run_due(server, now_s)
         reap_others([process.pid for process in self._linked()])
 
     def _begin_upgrade(self, program: Program, *, to_any: bool) -> None:
@@ -317,7 +317,7 @@ class Supervisor:
 
     def _take_death(self, server: Server) -> None:
         for message in server.messages():  # what it said last
-            self._take(server, message)
+            self._act_on(server, message)
         status = status_of(server)
         self._server, self._kill_s = None, _NEVER_S
         self._upgrades.server_has_died()

@@ -12,7 +12,7 @@ SHORT_LIFE_S: Final = 0.125
 FIRST_PAUSE_S: Final = 0.1
 
 
-class Row(NamedTuple):
+class Tolerance(NamedTuple):
     """How many deaths of one kind in a row are tolerated, and the pause after each."""
 
     deaths_max: int
@@ -30,12 +30,12 @@ class Row(NamedTuple):
 
 
 #: A start that fails by itself fails again: it is the same start on the same index.
-FAILED_STARTS: Final = Row(deaths_max=5, at_once=0, pause_max_s=2.0)
+FAILED_STARTS: Final = Tolerance(deaths_max=5, at_once=0, pause_max_s=2.0)
 #: With growing pauses, as the same request may kill each of them.
-SHORT_LIVES: Final = Row(deaths_max=10, at_once=3, pause_max_s=2.0)
+SHORT_LIVES: Final = Tolerance(deaths_max=10, at_once=3, pause_max_s=2.0)
 #: SIGKILL comes from outside: from somebody who kills servers in a loop, or for a passing lack of
 #: memory. All pauses together are some 45 s.
-KILLED: Final = Row(deaths_max=12, at_once=1, pause_max_s=10.0)
+KILLED: Final = Tolerance(deaths_max=12, at_once=1, pause_max_s=10.0)
 
 
 class Restarts:

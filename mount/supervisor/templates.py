@@ -112,7 +112,7 @@ class Template(Linked):
         """Have it fork a server, which reports at *ready_fd* (-1: nowhere) how its start went."""
         self._awaited, theirs = link_pair()
         fds = [theirs.fileno(), *([ready_fd] if ready_fd >= 0 else [])]
-        send(self.link, {"serve": True}, fds)  # if it has died, ``look`` finds out
+        send(self.link, {"serve": True}, fds)  # if it has died, ``check`` finds out
         theirs.close()
         self._until_s = time.monotonic() + _FORK_MAX_S
 
@@ -121,11 +121,11 @@ class Template(Linked):
         server, self._born = self._born, None
         return server
 
-    def look(self, now_s: float) -> str:
+    def check(self, now_s: float) -> str:
         """Take its messages; return why it has failed, or ""."""
         failed = ""
         for said, fds in self.messages():
-            failed = failed or self._take(said)
+            failed = failed or self._learn(said)
             for fd in fds:
                 os.close(fd)
         if failed or self._born is not None:
@@ -138,7 +138,7 @@ class Template(Linked):
         late = self._until_s is not None and now_s >= self._until_s
         return "it says nothing" if late else ""
 
-    def _take(self, said: Mapping[str, Any]) -> str:
+    def _learn(self, said: Mapping[str, Any]) -> str:
         self._until_s = None
         if "waits" in said:
             self.version, self.tree = str(said["waits"]), str(said["tree"])

@@ -20,10 +20,10 @@ class Candidate:
         self.to_any = to_any
         self.template = program.start(own_group=own_group)
 
-    def look(self, now_s: float, formats: Mapping[str, int]) -> str:
+    def check(self, now_s: float, formats: Mapping[str, int]) -> str:
         """Ask it once it can answer; return why it cannot take over with *formats*, or ""."""
         template = self.template
-        if why := template.look(now_s):
+        if why := template.check(now_s):
             return f"of the new version no server can be had: {why}"
         if template.version and not template.is_asked:
             template.ask(formats)
@@ -57,12 +57,12 @@ class Upgrades:
         if why:
             self._refuse(server, why)
 
-    def look(self, server: Server, now_s: float) -> None:
+    def run_due(self, server: Server, now_s: float) -> None:
         """Do what is due while *server* serves: end it once another one can take over."""
         candidate = self._candidate
         if candidate is None:
             return
-        why = candidate.look(now_s, server.formats)
+        why = candidate.check(now_s, server.formats)
         if not why and not candidate.template.can:
             return
         self._candidate = None

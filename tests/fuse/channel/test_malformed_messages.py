@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mount.fuse.libfuse_pair import SHAPES
+from mount.fuse.libfuse_pair import REQUEST_SHAPES
 from mount.fuse.wire import ENTRY_OUT_BYTES, OPEN_IN, OPEN_OUT, UNANSWERED, Opcode
 from tests.support.kernel.fake_kernel import FakeKernel, Reply, fake_kernel
 
@@ -112,7 +112,7 @@ texts = st.binary(max_size=300) | names
 @st.composite
 def bodies(draw: st.DrawFn, opcode: int) -> tuple[list[int], bytes, int]:
     """Draw the words and the rest of a body, and where it is cut off."""
-    shape = SHAPES.get(opcode)
+    shape = REQUEST_SHAPES.get(opcode)
     fixed_bytes = shape.fixed_bytes if shape else draw(st.integers(0, 64))
     fixed = draw(st.lists(words, min_size=-(-fixed_bytes // 8), max_size=-(-fixed_bytes // 8)))
     rest = b"".join(draw(texts) + b"\0" for _ in range(shape.names if shape else 0))

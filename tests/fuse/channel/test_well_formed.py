@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mount.fuse.libfuse_pair import SHAPES, well_formed
+from mount.fuse.libfuse_pair import REQUEST_SHAPES, well_formed
 from mount.fuse.wire import TRANSFER_MAX_BYTES, Opcode
 
-NAMED = [opcode for opcode, shape in SHAPES.items() if shape.names]
+NAMED = [opcode for opcode, shape in REQUEST_SHAPES.items() if shape.names]
 names = st.binary(min_size=1, max_size=300).filter(lambda name: b"\0" not in name)
 
 
 def whole(opcode: int, texts: list[bytes]) -> bytes:
     """Return the shortest body of *opcode*, with *texts* as its names."""
-    shape = SHAPES[opcode]
+    shape = REQUEST_SHAPES[opcode]
     return bytes(shape.fixed_bytes) + b"".join(text + b"\0" for text in texts[: shape.names])
 
 
-@pytest.mark.parametrize("opcode", SHAPES, ids=lambda code: Opcode(code).name)
+@pytest.mark.parametrize("opcode", REQUEST_SHAPES, ids=lambda code: Opcode(code).name)
 def test_a_whole_body_may_pass_and_every_shorter_one_not(opcode: int) -> None:
     body = whole(opcode, [b"one", b"two"])
     assert well_formed(opcode, memoryview(body))
@@ -28,7 +28,7 @@ def test_a_whole_body_may_pass_and_every_shorter_one_not(opcode: int) -> None:
         assert not well_formed(opcode, memoryview(body)[:length])
 
 
-@pytest.mark.parametrize("opcode", sorted({*range(64)} - SHAPES.keys()))
+@pytest.mark.parametrize("opcode", sorted({*range(64)} - REQUEST_SHAPES.keys()))
 def test_libfuse_is_given_no_other_kind(opcode: int) -> None:
     assert not well_formed(opcode, memoryview(bytes(100)))
 
