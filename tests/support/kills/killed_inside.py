@@ -23,7 +23,7 @@ from tests.support.mounts.mounting import Mounted
 _POINTS_NAME: Final = "KVFS_TEST_DIE_AT"
 #: Name of a point: module, class, method, and whether to die before or after its body.
 POINTS: Final = {
-    "read": ("mount.fuse.channel", "Channel", "_take", "before"),
+    "read": ("mount.fuse.channel", "Channel", "_answer_or_hand_on", "before"),
     "reply": ("mount.fuse.channel", "Channel", "reply", "before"),
     "answered": ("mount.fuse.channel", "Channel", "reply", "after"),
     "before commit": ("kvfs.storage.journal", "Commits", "write", "before"),
