@@ -38,6 +38,7 @@ from mount.fuse import kernel
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import DeviceNumber, at_number, remember, remembered
 from mount.fuse.kernel_mount import OwnMount, place
+from mount.fuse.late import Late
 from mount.fuse.wire import Opcode
 from mount.process import succession
 from mount.process.logs import apply_levels
@@ -46,7 +47,6 @@ from mount.requests.answers import Answers, Generations
 from mount.requests.changes import PresentTime
 from mount.requests.data import DataRequests, Transfers
 from mount.requests.fast import FastAnswers
-from mount.requests.late import Late
 from mount.requests.operations import Operations
 from mount.requests.raw import LostDevice, RawRequests
 from mount.requests.resent import ResentAnswers
@@ -221,17 +221,17 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
-        self.channel.install()
+        self.channel.libfuse.install(self.channel)
         operations = Operations(
             self.store,
             self.files,
             self.answers,
-            self.channel.granted,
+            self.channel.libfuse.grants.add,
         )
-        pyfuse3.init(operations, self.channel.libfuse_mountpoint, set())
+        pyfuse3.init(operations, self.channel.libfuse.mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                late = Late(nursery, self.channel.reply_late, self.channel.stand_aside)
+                late = Late(nursery, self.channel.reply_late, self.channel.owed.stand_aside)
                 exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
@@ -241,7 +241,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     fast = FastAnswers(self.answers, self.files)
                     self.channel.serve(fast.answers())
                 nursery.start_soon(self._serve_signals, load)
-                nursery.start_soon(self.channel.flush_late)
+                nursery.start_soon(self.channel.libfuse.flush_late)
                 commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)
                 verbs = self._verbs(commands.table() | syncing.table() | self._supervision.table())
                 await nursery.start(
@@ -263,7 +263,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 self._own.cut_off()
             self.port.invalidations.stop()
             pyfuse3.close(unmount=False)
-            self.channel.close()
+            self.channel.libfuse.close()
 
     async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
         await self.port.agreed.wait()

@@ -18,6 +18,7 @@ from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
+from mount.fuse.late import AboutToWait
 
 #: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.
 _LOOK_S: Final = 0.002
@@ -36,9 +37,6 @@ _CREATES_SHARE: Final = 0.25
 #: The memory of a waiter: a task, its frames and its place in the line.
 _WAITER_BYTES: Final = 8192
 
-#: Called before a wait. The function it returns is called when the wait is over, with no checkpoint
-#: from there until the caller goes on.
-AboutToWait = Callable[[], Callable[[], None]]
 #: Does some work in a thread, and returns when it is done.
 InThread = Callable[[Callable[[], None]], Awaitable[None]]
 

@@ -6,7 +6,8 @@ change message layouts under libfuse), a larger max_pages (its buffers), the wri
 """
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
 
 from mount.fuse.wire import (
     FUSE_ALLOW_IDMAP,
@@ -16,12 +17,15 @@ from mount.fuse.wire import (
     FUSE_INIT_EXT,
     FUSE_PARALLEL_DIROPS,
     FUSE_PASSTHROUGH,
+    IN_HEADER_BYTES,
     INIT_FLAGS2_OFFSET,
     INIT_FLAGS_OFFSET,
+    INIT_IN,
     INIT_MAX_BACKGROUND_OFFSET,
     INIT_MAX_STACK_DEPTH_OFFSET,
     INIT_OUT_BYTES,
     OUT_HEADER_BYTES,
+    Message,
 )
 
 _U32: Final = struct.Struct("<I")
@@ -77,3 +81,49 @@ def patch_init_reply(reply: bytes, features: Features, max_background: int) -> b
 def _or_in(message: bytearray, offset: int, bits: int) -> None:
     (present,) = _U32.unpack_from(message, offset)
     _U32.pack_into(message, offset, present | bits)
+
+
+class Agreement(Protocol):
+    """Decides what is agreed with the kernel at INIT."""
+
+    def features(self, offered: int, request: bytes) -> Features:
+        """Choose from the flags that the kernel *offered* in its INIT *request*."""
+
+    def begin(self, features: Features) -> None:
+        """Called once the kernel has the INIT reply, before any other request is read."""
+
+
+class InitExchange:
+    """The INIT of one mount: the kernel's request, and libfuse's reply on its way to the kernel."""
+
+    def __init__(self, agreement: Agreement, max_background: int) -> None:
+        self._agreement: Final = agreement
+        self._max_background: Final = max_background
+        #: The request that libfuse has not answered yet; -1: none.
+        self.unique = -1
+        self._request = b""
+        #: Whether another server answered the kernel's INIT; ours is then only replayed to libfuse.
+        self._replays = False
+
+    def replay(self) -> None:
+        """From now on keep libfuse's reply from the kernel, which had that of another server."""
+        self._replays = True
+
+    def asked(self, unique: int, message: memoryview) -> None:
+        """Keep the whole *message* of request *unique*, which libfuse is handed next."""
+        self.unique, self._request = unique, bytes(message)
+
+    def answered(self, reply: memoryview, write: Callable[[int, Message], None]) -> None:
+        """Have *write* give libfuse's *reply* to the kernel, with what is agreed; then begin."""
+        unique, self.unique = self.unique, -1
+        features = self._agreement.features(self._offered(), self._request)
+        if not self._replays:
+            write(unique, patch_init_reply(bytes(reply), features, self._max_background))
+        self._agreement.begin(features)
+
+    def _offered(self) -> int:
+        """Return the kernel's flags. Before Linux 5.17 struct fuse_init_in ended before flags2."""
+        body = self._request[IN_HEADER_BYTES : IN_HEADER_BYTES + INIT_IN.size]
+        _, _, _, flags, flags2 = INIT_IN.unpack(body.ljust(INIT_IN.size, b"\0"))
+        offered: int = flags | flags2 << 32
+        return offered

@@ -1,7 +1,8 @@
 """What is here only because libfuse and pyfuse3 sit between /dev/fuse and our handlers.
 
-They talk to one end of a pair of sockets. Each request or reply is one message (SOCK_SEQPACKET).
-READ and WRITE never pass here (mount/requests/data.py), so the largest carries an extended
+pyfuse3 sits behind a SEQPACKET pair and never sees the device. It looks up ``trio`` in its own
+module, where ``_Trio`` below takes its place: its wait for a message becomes the channel's pump.
+READ and WRITE never pass here (mount/requests/data.py), so the largest message carries an extended
 attribute or a listing: 64 KiB.
 
 libfuse trusts the kernel's lengths and reads past a message that is too short; the next release of
@@ -9,24 +10,40 @@ the kernel, or a bug in it, must cost a caller an error and not the mount. So ea
 checked first. Layouts: linux/fuse.h.
 """
 
+import errno
+import logging
 import socket
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
 
+import pyfuse3
 import trio
 
 from kvfs.core.errors import ServeFailed
+from mount.fuse.init_reply import InitExchange
 from mount.fuse.wire import (
+    ENTRY_OUT_BYTES,
     FLUSH_IN,
     GETXATTR_IN,
+    IN_HEADER_BYTES,
     OPEN_IN,
+    OPEN_OUT,
+    OUT_HEADER,
+    OUT_HEADER_BYTES,
     READ_IN,
     RELEASE_IN,
+    REQUEST_MAX_BYTES,
     SETATTR_IN_BYTES,
     TRANSFER_MAX_BYTES,
     WRITE_IN,
+    Grant,
+    Message,
     Opcode,
+    error_reply,
 )
+
+_log: Final = logging.getLogger(__name__)
 
 #: More than any burst of replies takes.
 _WANTED_BYTES: Final = 4 << 20
@@ -36,6 +53,10 @@ _WANTED_BYTES: Final = 4 << 20
 ROOM_MIN_BYTES: Final = 384 << 10
 #: socket(7), asm-generic/socket.h: beyond wmem_max, with CAP_NET_ADMIN.
 _SO_SNDBUFFORCE: Final = 32
+#: The most that libfuse answers to one READDIR. A reply beyond some 80 KiB wants its memory in one
+#: piece (sock_alloc_send_pskb in net/core/sock.c); libfuse drops the one that the socket refuses.
+_LISTING_MAX_BYTES: Final = 64 << 10
+_LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
 
 #: u32 size in struct fuse_read_in and fuse_write_in, behind fh and offset.
 _SIZE: Final = struct.Struct("<16xI")
@@ -106,6 +127,143 @@ class PumpLock:
         """
         self._ending = True
         self._parked.unpark_all()
+
+
+class Grants:
+    """What replies to OPEN and CREATE must carry that libfuse cannot say: FUSE passthrough."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, Grant] = {}
+
+    def add(self, unique: int, grant: Grant) -> None:
+        """Have the reply to request *unique* carry *grant*."""
+        if grant.backing_id:
+            self._by_request[unique] = grant
+
+    def put_into(self, unique: int, reply: memoryview) -> None:
+        """Write the grant of request *unique* into libfuse's *reply*, if it has one."""
+        grant = self._by_request.pop(unique, None)
+        offset = len(reply) - OPEN_OUT.size
+        # Otherwise it is an error: nothing was opened.
+        if grant and offset in (OUT_HEADER_BYTES, OUT_HEADER_BYTES + ENTRY_OUT_BYTES):
+            fh = OPEN_OUT.unpack_from(reply, offset)[0]
+            OPEN_OUT.pack_into(reply, offset, fh, grant.open_flags, grant.backing_id)
+
+
+class Pump(Protocol):
+    """Brings the requests."""
+
+    async def next_request(self) -> None:
+        """Hand libfuse the next request it must answer; raises ClosedResourceError at unmount."""
+
+
+class Libfuse:
+    """libfuse as the channel sees it: requests that are handed to it, and its replies."""
+
+    def __init__(self, init: InitExchange, write: Callable[[int, Message], None]) -> None:
+        """*write* writes the reply to a request, which it is told by its number, to the kernel.
+
+        Raises ServeFailed where a socket has too little room.
+        """
+        self._init: Final = init
+        self._write: Final = write
+        self._ours, self._theirs = libfuse_pair()
+        self._replies = bytearray(REQUEST_MAX_BYTES)
+        self._view = memoryview(self._replies)
+        #: Requests that it was handed and has not answered.
+        self.unanswered = 0
+        self.grants: Final = Grants()
+        self.lock: Final = PumpLock()
+
+    @property
+    def mountpoint(self) -> str:
+        """The "mountpoint" that makes libfuse talk to the pair (mount.fuse3(8), /dev/fd/N)."""
+        return f"/dev/fd/{self._theirs.fileno()}"
+
+    def install(self, pump: Pump) -> None:
+        """Put the facade in front of the trio that pyfuse3 uses; *pump* brings it requests."""
+        # The stubs of the extension module lack this attribute; its namespace has it.
+        setattr(pyfuse3, "trio", _Trio(pump, self.lock))  # noqa: B010
+
+    def close(self) -> None:
+        """Close our end; libfuse has closed the other with its session."""
+        self._ours.close()
+        self._theirs.detach()
+
+    def hand(self, opcode: int, unique: int, message: memoryview) -> bool:
+        """Hand the whole request *message* over; False if it was answered with an error instead."""
+        body = message[IN_HEADER_BYTES:]
+        if not well_formed(opcode, body):
+            _log.error("request %d of %d bytes is malformed", opcode, len(message))
+            self._write(unique, error_reply(unique, errno.EIO))
+            return False
+        if opcode == Opcode.INIT:
+            self._init.asked(unique, message)
+        elif opcode in _LISTINGS:
+            fh, cookie, wanted_bytes, *rest = READ_IN.unpack_from(body)
+            READ_IN.pack_into(body, 0, fh, cookie, min(wanted_bytes, _LISTING_MAX_BYTES), *rest)
+        try:
+            self._ours.send(message)
+        except OSError as error:
+            _log.error("request %d not handled: %s", opcode, error)
+            self._write(unique, error_reply(unique, errno.EIO))
+            return False
+        self.unanswered += 1
+        return True
+
+    def flush(self) -> None:
+        """Pass every reply that libfuse has written on to the kernel."""
+        while self.unanswered:
+            try:
+                # Into one buffer: a fresh megabyte for each answer costs 30 us of page faults.
+                size_bytes = self._ours.recv_into(self._replies)
+            except BlockingIOError:
+                return
+            if not size_bytes:
+                return
+            reply = self._view[:size_bytes]
+            self.unanswered -= 1
+            _, _, unique = OUT_HEADER.unpack_from(reply)
+            if unique == self._init.unique:
+                self._init.answered(reply, self._write)
+                continue
+            self.grants.put_into(unique, reply)
+            self._write(unique, reply)
+
+    async def flush_late(self) -> None:
+        """Flush replies of handlers that finish late, whenever there are some, until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._ours)
+            self.flush()
+
+
+class _Lowlevel:
+    """trio.lowlevel as pyfuse3 sees it."""
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+
+    async def wait_readable(self, _fd: int) -> None:
+        """Wait until libfuse has a request to read."""
+        await self._pump.next_request()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio.lowlevel, name)
+
+
+class _Trio:
+    """trio as pyfuse3 sees it."""
+
+    def __init__(self, pump: Pump, lock: PumpLock) -> None:
+        self.lowlevel = _Lowlevel(pump)
+        self._lock = lock
+
+    def Lock(self) -> PumpLock:
+        """Return the pump's lock; pyfuse3 makes no other one."""
+        return self._lock
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(trio, name)
 
 
 class RequestShape(NamedTuple):

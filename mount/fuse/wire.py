@@ -8,7 +8,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from kvfs.core.types import BackingId
+from kvfs.core.types import PAGE_BYTES, BackingId
 
 
 class Opcode(IntEnum):
@@ -66,6 +66,9 @@ class Opcode(IntEnum):
     STATX = 52
     COPY_FILE_RANGE_64 = 53
 
+
+#: A whole message, or what follows its header.
+Message = bytes | memoryview
 
 #: Opcodes below this have a counter each; all others are counted as 0.
 OPCODES: Final = 64
@@ -158,6 +161,8 @@ NOTIFY_INC_EPOCH: Final = 8
 
 #: The most that one READ, READDIR or WRITE moves: max_pages and max_write of libfuse 3, 1 MiB.
 TRANSFER_MAX_BYTES: Final = 1 << 20
+#: Read buffer: the data of a WRITE, the request's own fields and a page, as the kernel demands.
+REQUEST_MAX_BYTES: Final = TRANSFER_MAX_BYTES + 2 * PAGE_BYTES
 #: Requests the kernel expects no answer to.
 UNANSWERED: Final = frozenset(
     {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.NOTIFY_REPLY}

@@ -19,19 +19,21 @@ from kvfs.pool import holes
 from kvfs.pool.open_inodes import OpenInode
 from mount.files.files import Files
 from mount.files.handles import HandleKind
-from mount.files.space_wait import DEVICE_TRIES, AboutToWait
-from mount.fuse.channel import REQUEST_MAX_BYTES, Answer, Message
+from mount.files.space_wait import DEVICE_TRIES
+from mount.fuse.channel import Answer
+from mount.fuse.late import AboutToWait, Late
 from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
     READ_IN,
+    REQUEST_MAX_BYTES,
     TRANSFER_MAX_BYTES,
     WRITE_IN,
     WRITE_OUT,
+    Message,
     Opcode,
     data_reply,
 )
-from mount.requests.late import Late
 
 R = TypeVar("R")
 

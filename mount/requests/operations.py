@@ -27,8 +27,8 @@ from mount.requests.replies import Listing, entry_attributes
 
 _NODE_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK)
 
-#: Tells the channel what to add to the reply to the present request.
-Granted = Callable[[Grant], None]
+#: Tells the channel what to add to the reply to a request, which has this number.
+Granted = Callable[[int, Grant], None]
 
 
 def _storable(time_ns: int) -> int:
@@ -62,7 +62,7 @@ class Operations(pyfuse3.Operations):
         return self._files.request.present.unique
 
     def _file_info(self, fh: int, grant: Grant) -> FileInfo:
-        self._granted(grant)
+        self._granted(self._request(), grant)
         return FileInfo(
             fh=fh,
             direct_io=bool(grant.open_flags & FOPEN_DIRECT_IO),

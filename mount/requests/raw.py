@@ -20,7 +20,8 @@ from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.handles import HandleKind, Handles
 from mount.files.space_wait import SpaceQueue
-from mount.fuse.channel import Answer, Message
+from mount.fuse.channel import Answer
+from mount.fuse.late import Late
 from mount.fuse.wire import (
     ATTR,
     ATTR_OUT_HEAD,
@@ -31,11 +32,11 @@ from mount.fuse.wire import (
     OPCODES,
     OPEN_OUT,
     STATFS_OUT,
+    Message,
     Opcode,
     data_reply,
     error_reply,
 )
-from mount.requests.late import Late
 
 #: Modes that XFS, ext4 and tmpfs all have, and that change no other file.
 _FALLOCATE_MODES: Final = frozenset(

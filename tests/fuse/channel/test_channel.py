@@ -45,7 +45,7 @@ async def test_what_the_channel_does_not_know_goes_to_libfuse_and_back(wires: Wi
 async def test_the_present_request_is_known_to_its_handler(wires: Wires) -> None:
     wires.kernel.send(request(Opcode.STATFS, 42))
     await wires.pump()
-    assert (wires.channel.present_unique, wires.channel.present.tid) == (42, 99)
+    assert (wires.channel.present.unique, wires.channel.present.tid) == (42, 99)
 
 
 async def test_an_answer_sees_the_body_and_is_sent_at_once(wires: Wires) -> None:
@@ -124,7 +124,7 @@ async def test_a_grant_is_written_into_the_reply(wires: Wires, entry_bytes: int)
     opcode, body = (Opcode.CREATE, bytes(16) + b"n\0") if entry_bytes else (Opcode.OPEN, bytes(8))
     wires.kernel.send(request(opcode, 2, body))
     await wires.pump()
-    wires.channel.granted(GRANT)
+    wires.channel.libfuse.grants.add(2, GRANT)
     before = os.urandom(entry_bytes)
     wires.libfuse.send(data_reply(2, before + OPEN_OUT.pack(1234, 2, 0)))
     await wires.drain()
@@ -137,7 +137,7 @@ async def test_a_refused_open_carries_no_grant_nor_does_the_next(wires: Wires) -
         wires.kernel.send(request(Opcode.OPEN, 2, bytes(8)))
         await wires.pump()
         if len(answer) == OUT_HEADER_BYTES:
-            wires.channel.granted(GRANT)
+            wires.channel.libfuse.grants.add(2, GRANT)
         wires.libfuse.send(answer)
         await wires.drain()
         assert wires.replies() == [answer]
@@ -146,7 +146,7 @@ async def test_a_refused_open_carries_no_grant_nor_does_the_next(wires: Wires) -
 async def test_no_grant_leaves_the_reply_alone(wires: Wires) -> None:
     wires.kernel.send(request(Opcode.OPEN, 2, bytes(8)))
     await wires.pump()
-    wires.channel.granted(Grant(0, BackingId(0)))
+    wires.channel.libfuse.grants.add(2, Grant(0, BackingId(0)))
     wires.libfuse.send(data_reply(2, OPEN_OUT.pack(5, 2, 0)))
     await wires.drain()
     assert wires.replies() == [data_reply(2, OPEN_OUT.pack(5, 2, 0))]
@@ -287,7 +287,7 @@ async def test_libfuse_gone_is_an_error_of_the_call(
     wires: Wires, caplog: pytest.LogCaptureFixture
 ) -> None:
     wires.libfuse.close()
-    os.close(theirs := int(wires.channel.libfuse_mountpoint[8:]))
+    os.close(theirs := int(wires.channel.libfuse.mountpoint[8:]))
     try:
         wires.kernel.send(request(Opcode.STATFS, 2))
         await wires.drain()

@@ -27,7 +27,7 @@ from mount.fuse.wire import (
     Opcode,
 )
 from mount.requests.data import DataRequests, Transfers
-from mount.requests.late import Late
+from mount.fuse.late import Late
 from tests.support.kernel.calls import opened, write_file
 from tests.support.kernel.message_counts import ask_status
 from tests.support.kernel.present_request import PresentRequest

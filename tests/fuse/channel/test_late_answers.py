@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from mount.fuse.request_times import TIMED_OF
+from mount.fuse.channel import TIMED_OF
 from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
 from tests.support.clients.stepping import STEP_WAIT_S
 from tests.support.kernel.wires import Wires, request
@@ -67,7 +67,7 @@ async def test_requests_are_read_while_late_answers_wait_for_room(
     go_on = []
     for unique in (2, 4, 6):
         wires.kernel.send(request(Opcode.WRITE, unique, b"bytes"))
-        go_on.append(wires.channel.stand_aside())
+        go_on.append(wires.channel.owed.stand_aside())
     wires.kernel.send(request(Opcode.STATFS, 8))
     assert IN_HEADER.unpack_from(await wires.pump())[2] == 8
     for step in go_on:
@@ -125,7 +125,7 @@ async def test_late_replies_are_passed_on_while_no_request_comes(wires: Wires) -
         wires.kernel.send(request(Opcode.STATFS, unique))
         await wires.pump()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wires.channel.flush_late)
+        nursery.start_soon(wires.channel.libfuse.flush_late)
         nursery.start_soon(wires.channel.next_request)
         await trio.testing.wait_all_tasks_blocked()
         wires.libfuse.send(error_reply(4, 0))

@@ -93,7 +93,7 @@ async def test_a_channel_that_stops_between_two_turns_leaves_no_reader_behind(
         channel.stop()
 
     async def reader() -> None:
-        async with channel.lock:
+        async with channel.libfuse.lock:
             if not channel.requests[Opcode.STATFS]:
                 await channel.next_request()
         ended.append(1)

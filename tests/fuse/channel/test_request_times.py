@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mount.fuse.request_times import TIMED_OF, RequestTimes
+from mount.fuse.channel import TIMED_OF, RequestTimes
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse

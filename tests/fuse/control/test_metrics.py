@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import metrics_path
 from mount.control.metrics.families import FAMILIES, FLAGS
-from mount.fuse.request_times import TIMED_OF
+from mount.fuse.channel import TIMED_OF
 from tests.fuse.conftest import NOBODY
 from tests.support.clients.stepping import until
 from tests.support.machines.prometheus import free_port

@@ -12,7 +12,7 @@ import pytest
 from kvfs.core.lifecycle import TABLE, State, label
 from kvfs.core.settings import Settings
 from mount.control.status import describe_lost
-from mount.fuse.request_times import TIMED_OF
+from mount.fuse.channel import TIMED_OF
 from tests.support.mounts.mounting import ROOT, Mounted
 
 ROW: Final = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]*) ?\|$", re.MULTILINE)

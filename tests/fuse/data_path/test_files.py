@@ -132,7 +132,7 @@ async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(
         desk.store.engine,
         desk.files,
         answers,
-        granted=lambda _: order.append("granted"),
+        granted=lambda *_: order.append("granted"),
     )
     told = await operations.open(ino, os.O_RDWR, pyfuse3.RequestContext())
     assert order == ["fsync", "granted"]

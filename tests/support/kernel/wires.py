@@ -40,7 +40,7 @@ class Wires:
             readers=None,
             idle=lambda: self.idle(),  # type: ignore[no-untyped-call]
         )
-        self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse_mountpoint[8:])))
+        self.libfuse = socket.socket(fileno=os.dup(int(self.channel.libfuse.mountpoint[8:])))
         self.kernel.setblocking(False)
 
     async def pump(self) -> bytes:
@@ -70,8 +70,8 @@ class Wires:
 
     def close(self) -> None:
         """Close all ends."""
-        theirs = int(self.channel.libfuse_mountpoint[8:])
-        self.channel.close()
+        theirs = int(self.channel.libfuse.mountpoint[8:])
+        self.channel.libfuse.close()
         os.close(theirs)
         for end in (self.kernel, self._device, self.libfuse):
             end.close()

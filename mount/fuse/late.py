@@ -5,12 +5,52 @@ from typing import Final
 
 import trio
 
-from mount.files.space_wait import AboutToWait
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.wire import OUT_HEADER, OUT_HEADER_BYTES
 
 #: Writes a reply in two parts: its header, and what follows.
 ReplyLate = Callable[[bytes, bytes], None]
+#: Called before a wait. The function it returns is called when the wait is over, with no checkpoint
+#: from there until the caller goes on.
+AboutToWait = Callable[[], Callable[[], None]]
+
+
+class OwedAnswers:
+    """How many answers tasks of ours still owe; those tasks need trio to run them."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        #: Without those that wait for space, which only further requests may free.
+        self.under_way = 0
+        self._fewer = trio.lowlevel.ParkingLot()
+
+    def begin(self) -> None:
+        """Count one that is owed."""
+        self.number += 1
+        self.under_way += 1
+
+    def end(self) -> None:
+        """Count one that is given."""
+        self.number -= 1
+        self.under_way -= 1
+        self._fewer.unpark()
+
+    def stand_aside(self) -> Callable[[], None]:
+        """Let a late answer wait for what other requests may bring; those are read meanwhile.
+
+        Call the returned function when the wait is over.
+        """
+        self.under_way -= 1
+        self._fewer.unpark()
+
+        def go_on() -> None:
+            self.under_way += 1
+
+        return go_on
+
+    async def fewer(self) -> None:
+        """Wait until fewer are under way."""
+        await self._fewer.park()
 
 
 class Late:
