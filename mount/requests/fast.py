@@ -27,7 +27,6 @@ from mount.fuse.wire import (
     STATX_OUT,
     Opcode,
     data_reply,
-    error_reply,
 )
 from mount.requests.answers import Answers, Entry, Validity
 
@@ -156,11 +155,11 @@ class FastAnswers:
 
     def _flush(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         self._files.flush(FLUSH_IN.unpack_from(request)[0], self._files.thread())
-        return error_reply(unique, 0)
+        return _pack_out(OUT_HEADER_BYTES, 0, unique)
 
     def _release(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         self._files.release(RELEASE_IN.unpack_from(request)[0])
-        return error_reply(unique, 0)
+        return _pack_out(OUT_HEADER_BYTES, 0, unique)
 
     def _opendir(self, unique: int, nodeid: InodeNo, _request: memoryview) -> bytes:
         fh = self._answers.open_directory(nodeid)
@@ -168,7 +167,7 @@ class FastAnswers:
 
     def _releasedir(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         self._answers.close_directory(RELEASE_IN.unpack_from(request)[0])
-        return error_reply(unique, 0)
+        return _pack_out(OUT_HEADER_BYTES, 0, unique)
 
     def _create(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
         flags, mode, _, _ = _CREATE_IN.unpack_from(request)
@@ -194,4 +193,4 @@ class FastAnswers:
         old, _, new = bytes(names).partition(b"\0")
         new = new.rstrip(b"\0")
         self._answers.rename(parent, old, InodeNo(new_parent), new, flags)
-        return error_reply(unique, 0)
+        return _pack_out(OUT_HEADER_BYTES, 0, unique)
