@@ -18,6 +18,7 @@ from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
 from mount.fuse.errno_map import errno_of
+from mount.fuse.late import Late
 from mount.fuse.wire import (
     OUT_HEADER,
     OUT_HEADER_BYTES,
@@ -27,7 +28,6 @@ from mount.fuse.wire import (
     Opcode,
 )
 from mount.requests.data import DataRequests, Transfers
-from mount.fuse.late import Late
 from tests.support.kernel.calls import opened, write_file
 from tests.support.kernel.message_counts import ask_status
 from tests.support.kernel.present_request import PresentRequest

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from kvfs.core.types import ROOT_INODE
-from mount.fuse.wire import FALLOCATE_IN, OUT_HEADER, Opcode
 from mount.fuse.late import Late
+from mount.fuse.wire import FALLOCATE_IN, OUT_HEADER, Opcode
 from mount.requests.raw import RawRequests
 from tests.support.store.readers_desk import Desk
 from tests.support.store.stores import FILE, MIB, assert_exact, host, settle
