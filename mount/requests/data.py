@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import trio
 
 from kvfs.core.errors import NO_SPACE, BadHandle, NoSpace
-from kvfs.pool import holes
-from kvfs.pool.open_inodes import OpenInode
+from kvfs.pool.open import holes
+from kvfs.pool.open.open_inodes import OpenInode
 from mount.files.files import Files
 from mount.files.handles import HandleKind
 from mount.files.space_wait import DEVICE_TRIES
