@@ -1,7 +1,8 @@
 """The supervisor of one mount: it has servers forked, one after the other, and holds their files.
 
 It never touches the mount, so nothing that happens there can hold it up. The files it holds are
-those that the servers gave it (kvfs/machine/held_files.py).
+those that the servers gave it (kvfs/machine/held_files.py). What it does when something happens is
+decided by the table of mount/supervisor/states.py.
 """
 
 import contextlib
@@ -9,21 +10,21 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from kvfs.machine.held_files import Message
 from mount.supervisor.births import Births, NoServer
 from mount.supervisor.last_lines import ServersLog, back_again
-from mount.supervisor.restarts import Restarts
 from mount.supervisor.server import (
     Linked,
     Server,
+    be_spared_as,
     ended_how,
     reap_others,
     status_of,
     was_sigkill,
 )
+from mount.supervisor.states import Act, Course, Event, Restarts
 from mount.supervisor.systemd import Holdings, Systemd
 from mount.supervisor.templates import Program, Template
 from mount.supervisor.upgrades import Upgrades
@@ -67,17 +68,17 @@ class Supervisor:
         self._births = Births(program, self._log, ready_fd)
         self._upgrades = Upgrades(self._log, own_group=ready_fd < 0)
         self._holdings = Holdings(systemd)
-        #: Whether there is a mount that somebody may use.
-        self._served = self._holdings.can_go_on
+        self._course = Course(has_mount=self._holdings.can_go_on)
         self._server: Server | None = None
         self._restarts = Restarts()
-        self._died_s = time.monotonic() if self._served else 0.0
         #: When the next server is started.
         self._start_s = time.monotonic()
-        self._stopping = 0
+        #: Since when callers wait for a server, or did so last; 0: never.
+        self._died_s = self._start_s if self._holdings.can_go_on else 0.0
+        #: The signal that told us to stop, if one did.
+        self._stop_signal = 0
         self._kill_s = _NEVER_S
-        self._said_alive_s = 0.0
-        self._exit_status: int | None = None
+        self._exit_status = 0
         #: What the last server died of.
         self._why = ""
         self._wakeup, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,7 +88,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until the last server has ended; return its wait status."""
-        while self._exit_status is None:
+        while not self._course.is_over:
             if self._wants_server and time.monotonic() >= self._start_s:
                 self._start()
             self._wait()
@@ -98,7 +99,7 @@ class Supervisor:
 
     @property
     def _wants_server(self) -> bool:
-        return self._server is None and not self._births.is_awaited
+        return self._course.wants_server and not self._births.is_awaited
 
     def _templates(self) -> list[Template]:
         ours = self._births.template
@@ -118,7 +119,7 @@ class Supervisor:
         except OSError as error:
             self._why = f"the server cannot be started: {error.strerror}"
             self._log.say("ERROR", self._why)
-            self._try_again(_SERVE_FAILED << 8)
+            self._go_without(Event.NO_SERVER, _SERVE_FAILED << 8)
         else:
             self._await_birth(time.monotonic())  # a template that is ready is told at once
 
@@ -131,12 +132,10 @@ class Supervisor:
             self._why = str(none)
             self._log.say("ERROR", self._why)
             status = _SERVE_FAILED << 8 if none.status is None else none.status
-            if none.is_final:
-                self._give_up(status)
-            else:
-                self._try_again(status)
+            self._go_without(Event.NO_HOPE if none.is_final else Event.NO_SERVER, status)
             return
         if server is not None:
+            self._course.act_for(Event.BORN)
             self._server = server
             counts = self._holdings.counts
             first = {
@@ -160,7 +159,7 @@ class Supervisor:
         now_s = time.monotonic()
         poll.poll(max(0.0, self._next_s(now_s) - now_s) * 1000 + 1)
         self._take_signals()
-        self._say_alive(time.monotonic())
+        self._systemd.say_alive(time.monotonic())
         if server is None:
             return
         for message in server.messages():
@@ -172,26 +171,19 @@ class Supervisor:
 
     def _next_s(self, now_s: float) -> float:
         """Return the time (monotonic) of the next thing to do, if nothing happens before."""
-        times = [self._kill_s, now_s + _LOOK_S]
-        if self._systemd.watchdog_s:
-            times.append(self._said_alive_s + self._systemd.alive_every_s)
+        times = [self._kill_s, now_s + _LOOK_S, self._systemd.alive_due_s]
         if self._wants_server:
             times.append(self._start_s)
         return min(times)
 
     def _silent_max_s(self, server: Server) -> float | None:
         """Return for how many seconds *server* may be silent; None: for ever."""
-        if server.is_ready:
+        if self._course.is_served:
             return self._systemd.watchdog_s or server.silent_max_s or None
-        if self._upgrades.follower is not None:
-            return _UPGRADE_SILENT_MAX_S
-        return _SILENT_MAX_S if self._served else None
-
-    def _say_alive(self, now_s: float) -> None:
-        """Tell systemd that we live, also while no server does."""
-        if self._systemd.watchdog_s and now_s >= self._said_alive_s + self._systemd.alive_every_s:
-            self._said_alive_s = now_s
-            self._systemd.notify("WATCHDOG=1")
+        if self._course.is_awaited:
+            is_upgrade = self._upgrades.follower is not None
+            return _UPGRADE_SILENT_MAX_S if is_upgrade else _SILENT_MAX_S
+        return None
 
     def _watch(self, server: Server, now_s: float) -> None:
         """Do what is due while *server* lives."""
@@ -199,8 +191,12 @@ class Supervisor:
             self._kill_s = _NEVER_S
             server.kill()
         silent_s = self._silent_max_s(server)
-        if server.ended or silent_s is None or server.silent_s < silent_s:
+        if silent_s is None or server.silent_s < silent_s:
             return
+        if self._course.act_for(Event.SILENT) is Act.KILL:
+            self._kill_hung(server, silent_s, now_s)
+
+    def _kill_hung(self, server: Server, silent_s: float, now_s: float) -> None:
         server.quiet_since_s = now_s - server.silent_s
         server.silent_s, server.killed = 0.0, True
         self._log.say("ERROR", f"server {server.pid} says nothing for {silent_s:g} s: killing it")
@@ -211,19 +207,18 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._wakeup, 4096):
                 if number in HANDED_ON:
-                    self._hand_on(number)
+                    self._take_signal(number)
                 elif number == _UPGRADES:
                     self._begin_upgrade(self._installed, to_any=False)
 
-    def _hand_on(self, number: int) -> None:
-        server = self._server
+    def _take_signal(self, number: int) -> None:
         if number in _STOPS:
-            self._stopping = number
-            if server is None and not self._served:  # there is nothing to stop
-                self._exit_status = number
-        if server is not None and (server.is_ready or not self._served):
-            server.signal(number)
-        # Otherwise a server is starting: a stop is handed on once that is ready.
+            self._stop_signal = number
+        act = self._course.act_for(Event.STOP if number in _STOPS else Event.RELOAD)
+        if act is Act.QUIT:
+            self._exit_status = number
+        elif act is Act.HAND_ON and self._server is not None:
+            self._server.signal(number)
 
     def _act_on(self, server: Server, message: Message) -> None:
         said, fds = message
@@ -236,34 +231,31 @@ class Supervisor:
         elif "log" in said:
             self._log.is_at(str(said["log"]), str(said["name"]), str(said["dead_path"]))
         elif "alive" in said:
-            self._tell_progress(said["alive"])
+            self._systemd.say_progress(said["alive"])
         elif "ready" in said:
             server.version, server.formats = str(said["version"]), said["formats"]
             server.silent_max_s = float(said["silent_max_s"])
-            self._take_ready(server, str(said["ready"]), now_s)
+            is_first = not self._course.is_awaited
+            act = self._course.act_for(Event.READY)
+            if act in (Act.SERVE, Act.SERVE_TO_STOP):
+                self._take_ready(server, str(said["ready"]), now_s, is_first=is_first)
+            if act is Act.SERVE_TO_STOP:
+                server.signal(self._stop_signal)
         elif "upgrade" in said:
             program = self._births.program.other(said["upgrade"], str(said["python_path"]))
             self._begin_upgrade(program, to_any=True)
         elif "ended" in said:
-            server.ended = True
-            self._systemd.notify("STOPPING=1")
-            self._holdings.drop_all()
-            server.tell(dropped=True)
+            if self._course.act_for(Event.GONE) is Act.LET_GO:
+                self._systemd.notify("STOPPING=1")
+                self._holdings.drop_all()
+                server.tell(dropped=True)
         elif "fatal" in said:
             server.fatal = str(said["fatal"])
         for fd in fds:
             os.close(fd)
 
-    def _tell_progress(self, progress: Mapping[str, Any]) -> None:
-        """Have systemd wait longer while a server makes progress in a long start."""
-        if "of" in progress:
-            self._systemd.notify(
-                f"STATUS=rebuilding the index: {progress['done']} of {progress['of']} files",
-                f"EXTEND_TIMEOUT_USEC={progress['wait_s'] * 1_000_000}",
-            )
-
-    def _take_ready(self, server: Server, note: str, now_s: float) -> None:
-        server.is_ready, server.ready_s = True, now_s
+    def _take_ready(self, server: Server, note: str, now_s: float, *, is_first: bool) -> None:
+        server.ready_s = now_s
         self._restarts.ready(now_s)
         counts = self._holdings.counts
         if (follower := self._upgrades.follower) is not None:
@@ -271,28 +263,16 @@ class Supervisor:
             self._upgrades.follower = None
             counts["upgrades"] += 1
         self._births.serves(server.formats)
-        if not self._served:
+        if is_first:
             self._births.release_terminal()
-        if self._served and self._died_s > 0:
+        else:
             pause_s = now_s - self._died_s
             counts["longest_pause_s"] = max(counts["longest_pause_s"], pause_s)
             self._log.say("INFO", f"server {server.pid} serves after a pause of {pause_s:.3f} s")
         self._holdings.note_counts()
-        self._served = True
         self._log.serves()
         self._systemd.notify("READY=1", f"STATUS={note}")
-        self._be_spared_as(server)
-        if self._stopping:
-            server.signal(self._stopping)
-
-    def _be_spared_as(self, server: Server) -> None:
-        """Give us and our templates the OOM killer's score adjustment of *server*."""
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{server.pid}/oom_score_adj", "rb") as theirs:
-                score = theirs.read()
-            for pid in (os.getpid(), *(template.pid for template in self._templates())):
-                with open(f"/proc/{pid}/oom_score_adj", "wb") as ours:
-                    ours.write(score)
+        be_spared_as(server, (os.getpid(), *(template.pid for template in self._templates())))
 
     def _look_at_templates(self, now_s: float) -> None:
         """Do what is due for the templates, and reap others that ended."""
@@ -301,15 +281,17 @@ class Supervisor:
             self._await_birth(now_s)
             return
         server = self._server
-        if server is not None and server.is_ready and not server.ended:
+        if server is not None and self._course.is_served:
             if self._births.keep_template(now_s):
                 server.tell(next_server=self._births.next_server)
-            self._upgrades.run_due(server, now_s)
+            follows = self._upgrades.run_due(server, now_s)
+            if follows and self._course.act_for(Event.FOLLOW) is Act.REPLACE:
+                server.kill()  # its open files go to the next one
         reap_others([process.pid for process in self._linked()])
 
     def _begin_upgrade(self, program: Program, *, to_any: bool) -> None:
         server, why = self._server, ""
-        if server is None or not server.is_ready or self._stopping:
+        if self._course.act_for(Event.UPGRADE) is Act.REFUSE:
             server, why = None, "no server serves now"
         elif not self._holdings.can_go_on:
             why = "on this kernel no server can follow another: mount again"
@@ -321,25 +303,27 @@ class Supervisor:
         status = status_of(server)
         self._server, self._kill_s = None, _NEVER_S
         self._upgrades.server_has_died()
-        if server.ended or self._stopping or not (self._served and self._holdings.can_go_on):
-            self._holdings.end_calls()
-            if status is None:
-                status = status_of(server, _REAP_WAIT_S)
-            if self._served and not server.ended:
-                self._log.say("ERROR", f"server {server.pid} {ended_how(status)}: {_DEAD}")
-            self._exit_status = _SERVE_FAILED << 8 if status is None else status
-        elif server.replaced:
+        act = self._course.act_for(Event.DIED if self._holdings.can_go_on else Event.DIED_ALONE)
+        if act is Act.START_AGAIN:
+            self._go_on(server, status)
+        elif act is Act.START_NEXT:
             self._died_s = self._start_s = time.monotonic()  # we ended it
             self._restarts.replaced()
         else:
-            self._go_on(server, status)
+            self._holdings.end_calls()
+            if status is None:
+                status = status_of(server, _REAP_WAIT_S)
+            if act is Act.END_DEAD:
+                self._log.say("ERROR", f"server {server.pid} {ended_how(status)}: {_DEAD}")
+            self._exit_status = _SERVE_FAILED << 8 if status is None else status
         server.close()
 
     def _go_on(self, server: Server, status: int | None) -> None:
         """Note the death of a server that died by itself, and try another one."""
         self._upgrades.has_failed()
         now_s = time.monotonic()
-        if not self._died_s or (server.is_ready and now_s - server.ready_s >= _ANSWERS_S):
+        has_served = server.ready_s is not None and now_s - server.ready_s >= _ANSWERS_S
+        if has_served or not self._died_s:
             # Callers of one that hung have waited since its last message.
             self._died_s = server.quiet_since_s if server.killed else now_s
         self._why = server.fatal or f"it {ended_how(status)}"
@@ -352,15 +336,20 @@ class Supervisor:
     def _try_again(self, status: int | None, *, by_sigkill: bool = False) -> None:
         """Start a server soon; or give up, and exit as the last one's wait *status* says."""
         now_s = time.monotonic()
-        pause_s = self._restarts.died(now_s, by_sigkill=by_sigkill) if self._served else None
+        pause_s = self._restarts.died(now_s, by_sigkill=by_sigkill)
         if pause_s is None:
-            self._give_up(status)
+            self._go_without(Event.NO_HOPE, status)
         else:
             self._start_s = now_s + pause_s
 
-    def _give_up(self, status: int | None) -> None:
+    def _go_without(self, event: Event, status: int | None) -> None:
+        """Do what is to be done as there is no server; the last one's wait *status* is known."""
+        act = self._course.act_for(event)
+        if act is Act.TRY_AGAIN:
+            self._try_again(status)
+            return
         self._holdings.end_calls()
-        if self._served:
+        if act is Act.GIVE_UP:
             tries, again = self._restarts.deaths, back_again(self._births.program.arguments)
             self._log.say("ERROR", f"no server can be had: {_DEAD}; {again}")
             self._log.leave(f"{self._why}, after {tries} tries; {again}")

@@ -88,17 +88,12 @@ class Server(Linked):
         self._looked_s = time.monotonic()
         self.silent_max_s = 0.0
         """For how long it may be silent, as it says when it is ready; 0: for ever."""
-        self.is_ready = False
-        self.ended = False
-        """Whether it has said that the mount is gone."""
-        self.replaced = False
-        """Whether we ended it so that another version takes over."""
         self.killed = False
         """Whether we ended it because it hung."""
         self.quiet_since_s = 0.0
         """If it hung: since when it had said nothing (monotonic)."""
-        self.ready_s = 0.0
-        """When it was ready."""
+        self.ready_s: float | None = None
+        """When it was ready; None: it was not."""
         self.fatal = ""
         """Why it cannot serve, as it says."""
         self.version = ""
@@ -142,6 +137,16 @@ def ended_how(status: int | None) -> str:
 def was_sigkill(status: int | None) -> bool:
     """Whether wait *status* means SIGKILL, by an operator or for lack of memory; None does."""
     return status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+
+
+def be_spared_as(server: Server, pids: Collection[int]) -> None:
+    """Give the processes *pids* the OOM killer's score adjustment of *server*."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{server.pid}/oom_score_adj", "rb") as theirs:
+            score = theirs.read()
+        for pid in pids:
+            with open(f"/proc/{pid}/oom_score_adj", "wb") as ours:
+                ours.write(score)
 
 
 def reap_others(ours: Collection[int]) -> None:

@@ -7,10 +7,11 @@ this process.
 
 import contextlib
 import json
+import math
 import os
 import socket
-from collections.abc import MutableMapping, Sequence
-from typing import Final
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Final
 
 from kvfs.machine.held_files import ALIVE_SHARE
 
@@ -42,6 +43,8 @@ class Systemd:
         self.watchdog_s = _seconds(told["WATCHDOG_USEC"]) if _for_us(told["WATCHDOG_PID"]) else 0.0
         """Seconds of silence after which it kills us (WatchdogSec=); 0: never."""
         self.alive_every_s = self.watchdog_s * ALIVE_SHARE
+        self.alive_due_s = 0.0 if self.watchdog_s else math.inf
+        """When it is to hear from us next (monotonic)."""
         self.kept = _kept(told) if told["LISTEN_PID"] == str(os.getpid()) else {}
         """The open files that were stored, by name."""
 
@@ -51,6 +54,20 @@ class Systemd:
         Never raises and never blocks: a lost message must not cost the mount.
         """
         return self._send(assignments)
+
+    def say_alive(self, now_s: float) -> None:
+        """Say that we live if that is due, also while no server does."""
+        if now_s >= self.alive_due_s:
+            self.alive_due_s = now_s + self.alive_every_s
+            self.notify("WATCHDOG=1")
+
+    def say_progress(self, progress: Mapping[str, Any]) -> None:
+        """Have it wait longer while a server makes *progress* in a long start."""
+        if "of" in progress:
+            self.notify(
+                f"STATUS=rebuilding the index: {progress['done']} of {progress['of']} files",
+                f"EXTEND_TIMEOUT_USEC={progress['wait_s'] * 1_000_000}",
+            )
 
     def store(self, name: str, fd: int) -> bool:
         """Have it keep *fd* as *name*, in place of what it kept under that name."""

@@ -57,14 +57,14 @@ class Upgrades:
         if why:
             self._refuse(server, why)
 
-    def run_due(self, server: Server, now_s: float) -> None:
-        """Do what is due while *server* serves: end it once another one can take over."""
+    def run_due(self, server: Server, now_s: float) -> bool:
+        """Do what is due while *server* serves; True: it must end now, as another one follows."""
         candidate = self._candidate
         if candidate is None:
-            return
+            return False
         why = candidate.check(now_s, server.formats)
         if not why and not candidate.template.can:
-            return
+            return False
         self._candidate = None
         version = candidate.template.version
         if why:
@@ -74,9 +74,10 @@ class Upgrades:
             candidate.template.end()
             server.signal(signal.SIGHUP)  # it reads its settings again
         else:
-            self.follower, server.replaced = candidate, True
+            self.follower = candidate
             self._log.say("INFO", f"version {version} follows {server.version}")
-            server.kill()  # its open files go to the next one
+            return True
+        return False
 
     def server_has_died(self) -> None:
         """Give up a candidate that was not next yet; whoever asked for it notices the death."""

@@ -1,6 +1,6 @@
 """When a server that died is started again: soon, ever less soon, and no more when it is no use."""
 
-from mount.supervisor.restarts import (
+from mount.supervisor.states import (
     FAILED_STARTS,
     FIRST_PAUSE_S,
     KILLED,

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from mount.fuse.wire import Opcode
-from mount.supervisor.restarts import SHORT_LIFE_S
+from mount.supervisor.states import SHORT_LIFE_S
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import Mounted
 

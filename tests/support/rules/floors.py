@@ -43,7 +43,7 @@ FLOORS: Final = (
 )
 
 #: Values and rules: no machine, no clock. Of doctor's the rules, and not what gathers facts.
-_PURE: Final = ("kvfs.core.", "kvfs.doctor.")
+_PURE: Final = ("kvfs.core.", "kvfs.doctor.", "mount.supervisor.states")
 _GATHERS: Final = ("kvfs.doctor.gather", "kvfs.doctor.below_mount")
 
 

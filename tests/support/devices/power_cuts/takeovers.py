@@ -9,7 +9,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import Final, Self
 
-from mount.supervisor.restarts import SHORT_LIFE_S
+from mount.supervisor.states import SHORT_LIFE_S
 from tests.support.mounts.mounting import run_kvfs
 from tests.support.mounts.supervised import Supervised
 
