@@ -19,13 +19,7 @@ import time
 from typing import Final
 
 from kvfs.client.control_socket import locked_directory
-from kvfs.client.dead_mount import (
-    SOURCE_WAIT_S,
-    DeadMount,
-    dead_mount_at,
-    open_process,
-    wait_for_end,
-)
+from kvfs.client.dead_mount import DeadMount, dead_mount_at, released
 from kvfs.core.errors import MountpointUnusable
 from kvfs.core.mount_name import RUN_DIRECTORY
 from kvfs.devices.detached import attach, attach_beneath, mount_detached
@@ -67,33 +61,18 @@ def stand_in(dead: DeadMount) -> None:
     mount is to have again. Calls that wait for the killed server end with an error. No error if
     *dead* is gone meanwhile; it stays if no mount can be put beneath it. Raises MountpointUnusable.
     """
-    mountpoint = dead.mount.mountpoint
-    pidfd = open_process(dead.held_up_pid)
-    try:
-        _stand_in(dead)
-        # The dead server's locks on the source last until its process has ended.
-        wait_for_end(pidfd, SOURCE_WAIT_S)
-    except OSError as error:
-        raise MountpointUnusable(
-            f"{mountpoint}: cannot replace the mount of a dead server: {error.strerror}"
-        ) from None
-    finally:
-        if pidfd >= 0:
-            os.close(pidfd)
-
-
-def _stand_in(dead: DeadMount) -> None:
-    device_fd = kernel.open_device()
-    try:
-        root_fd = kernel.detached(device_fd, dead.mount.source, read_only=False)
-    finally:
-        os.close(device_fd)  # so nobody ever serves it
-    try:
-        with locked_directory(RUN_DIRECTORY):
-            if dead_mount_at(dead.mount.mountpoint) == dead and not _put_for(dead, root_fd):
-                _end_calls(dead)
-    finally:
-        os.close(root_fd)
+    with released(dead, "replace"):
+        device_fd = kernel.open_device()
+        try:
+            root_fd = kernel.detached(device_fd, dead.mount.source, read_only=False)
+        finally:
+            os.close(device_fd)  # so nobody ever serves it
+        try:
+            with locked_directory(RUN_DIRECTORY):
+                if dead_mount_at(dead.mount.mountpoint) == dead and not _put_for(dead, root_fd):
+                    _end_calls(dead)
+        finally:
+            os.close(root_fd)
 
 
 def _put_for(dead: DeadMount, root_fd: int) -> bool:
