@@ -24,7 +24,7 @@ from mount.supervisor.server import (
     status_of,
     was_sigkill,
 )
-from mount.supervisor.states import Act, Course, Event, Restarts
+from mount.supervisor.states import Act, Course, MountEvent, Restarts
 from mount.supervisor.systemd import Holdings, Systemd
 from mount.supervisor.templates import Program, Template
 from mount.supervisor.upgrades import Upgrades
@@ -119,7 +119,7 @@ class Supervisor:
         except OSError as error:
             self._why = f"the server cannot be started: {error.strerror}"
             self._log.say("ERROR", self._why)
-            self._go_without(Event.NO_SERVER, _SERVE_FAILED << 8)
+            self._go_without(MountEvent.NO_SERVER, _SERVE_FAILED << 8)
         else:
             self._await_birth(time.monotonic())  # a template that is ready is told at once
 
@@ -132,10 +132,10 @@ class Supervisor:
             self._why = str(none)
             self._log.say("ERROR", self._why)
             status = _SERVE_FAILED << 8 if none.status is None else none.status
-            self._go_without(Event.NO_HOPE if none.is_final else Event.NO_SERVER, status)
+            self._go_without(MountEvent.NO_HOPE if none.is_final else MountEvent.NO_SERVER, status)
             return
         if server is not None:
-            self._course.act_for(Event.BORN)
+            self._course.act_for(MountEvent.BORN)
             self._server = server
             counts = self._holdings.counts
             first = {
@@ -193,7 +193,7 @@ class Supervisor:
         silent_s = self._silent_max_s(server)
         if silent_s is None or server.silent_s < silent_s:
             return
-        if self._course.act_for(Event.SILENT) is Act.KILL:
+        if self._course.act_for(MountEvent.SILENT) is Act.KILL:
             self._kill_hung(server, silent_s, now_s)
 
     def _kill_hung(self, server: Server, silent_s: float, now_s: float) -> None:
@@ -214,7 +214,7 @@ class Supervisor:
     def _take_signal(self, number: int) -> None:
         if number in _STOPS:
             self._stop_signal = number
-        act = self._course.act_for(Event.STOP if number in _STOPS else Event.RELOAD)
+        act = self._course.act_for(MountEvent.STOP if number in _STOPS else MountEvent.RELOAD)
         if act is Act.QUIT:
             self._exit_status = number
         elif act is Act.HAND_ON and self._server is not None:
@@ -236,7 +236,7 @@ class Supervisor:
             server.version, server.formats = str(said["version"]), said["formats"]
             server.silent_max_s = float(said["silent_max_s"])
             is_first = not self._course.is_awaited
-            act = self._course.act_for(Event.READY)
+            act = self._course.act_for(MountEvent.READY)
             if act in (Act.SERVE, Act.SERVE_TO_STOP):
                 self._take_ready(server, str(said["ready"]), now_s, is_first=is_first)
             if act is Act.SERVE_TO_STOP:
@@ -245,7 +245,7 @@ class Supervisor:
             program = self._births.program.other(said["upgrade"], str(said["python_path"]))
             self._begin_upgrade(program, to_any=True)
         elif "ended" in said:
-            if self._course.act_for(Event.GONE) is Act.LET_GO:
+            if self._course.act_for(MountEvent.GONE) is Act.LET_GO:
                 self._systemd.notify("STOPPING=1")
                 self._holdings.drop_all()
                 server.tell(dropped=True)
@@ -285,13 +285,13 @@ class Supervisor:
             if self._births.keep_template(now_s):
                 server.tell(next_server=self._births.next_server)
             follows = self._upgrades.run_due(server, now_s)
-            if follows and self._course.act_for(Event.FOLLOW) is Act.REPLACE:
+            if follows and self._course.act_for(MountEvent.FOLLOW) is Act.REPLACE:
                 server.kill()  # its open files go to the next one
         reap_others([process.pid for process in self._linked()])
 
     def _begin_upgrade(self, program: Program, *, to_any: bool) -> None:
         server, why = self._server, ""
-        if self._course.act_for(Event.UPGRADE) is Act.REFUSE:
+        if self._course.act_for(MountEvent.UPGRADE) is Act.REFUSE:
             server, why = None, "no server serves now"
         elif not self._holdings.can_go_on:
             why = "on this kernel no server can follow another: mount again"
@@ -303,7 +303,9 @@ class Supervisor:
         status = status_of(server)
         self._server, self._kill_s = None, _NEVER_S
         self._upgrades.server_has_died()
-        act = self._course.act_for(Event.DIED if self._holdings.can_go_on else Event.DIED_ALONE)
+        act = self._course.act_for(
+            MountEvent.DIED if self._holdings.can_go_on else MountEvent.DIED_ALONE
+        )
         if act is Act.START_AGAIN:
             self._go_on(server, status)
         elif act is Act.START_NEXT:
@@ -338,11 +340,11 @@ class Supervisor:
         now_s = time.monotonic()
         pause_s = self._restarts.died(now_s, by_sigkill=by_sigkill)
         if pause_s is None:
-            self._go_without(Event.NO_HOPE, status)
+            self._go_without(MountEvent.NO_HOPE, status)
         else:
             self._start_s = now_s + pause_s
 
-    def _go_without(self, event: Event, status: int | None) -> None:
+    def _go_without(self, event: MountEvent, status: int | None) -> None:
         """Do what is to be done as there is no server; the last one's wait *status* is known."""
         act = self._course.act_for(event)
         if act is Act.TRY_AGAIN:

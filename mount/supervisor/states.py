@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 
-class State(StrEnum):
+class MountState(StrEnum):
     """Where a mount is, as its supervisor sees it."""
 
     NO_MOUNT = "no server has served yet, and none is there"
@@ -26,7 +26,7 @@ class State(StrEnum):
     OVER = "the supervisor ends"
 
 
-class Event(StrEnum):
+class MountEvent(StrEnum):
     """What happens to a supervisor."""
 
     BORN = "a server was forked"
@@ -67,110 +67,110 @@ class Act(StrEnum):
 class Step(NamedTuple):
     """What an event leads to."""
 
-    to: State
+    to: MountState
     act: Act = Act.NOTHING
 
 
-_DEATHS: Final = (Event.DIED, Event.DIED_ALONE)
-_GONE: Final = {Event.GONE: Step(State.LEAVES, Act.LET_GO)}
-_END: Final = {death: Step(State.OVER, Act.END) for death in _DEATHS}
-_END_DEAD: Final = {death: Step(State.OVER, Act.END_DEAD) for death in _DEATHS}
-_HAND_ON: Final = {Event.STOP: Act.HAND_ON, Event.RELOAD: Act.HAND_ON}
-_AWAITED: Final[dict[Event, Step | Act]] = {
-    Event.NO_SERVER: Act.TRY_AGAIN,
-    Event.NO_HOPE: Step(State.OVER, Act.GIVE_UP),
-    Event.UPGRADE: Act.REFUSE,
+_DEATHS: Final = (MountEvent.DIED, MountEvent.DIED_ALONE)
+_GONE: Final = {MountEvent.GONE: Step(MountState.LEAVES, Act.LET_GO)}
+_END: Final = {death: Step(MountState.OVER, Act.END) for death in _DEATHS}
+_END_DEAD: Final = {death: Step(MountState.OVER, Act.END_DEAD) for death in _DEATHS}
+_HAND_ON: Final = {MountEvent.STOP: Act.HAND_ON, MountEvent.RELOAD: Act.HAND_ON}
+_AWAITED: Final[dict[MountEvent, Step | Act]] = {
+    MountEvent.NO_SERVER: Act.TRY_AGAIN,
+    MountEvent.NO_HOPE: Step(MountState.OVER, Act.GIVE_UP),
+    MountEvent.UPGRADE: Act.REFUSE,
 }
 
 #: What each state does, and where that leads; an act alone stays. Anything else changes nothing.
-_LEADS: Final[dict[State, Mapping[Event, Step | Act]]] = {
-    State.NO_MOUNT: {
-        Event.BORN: Step(State.BEGINS),
-        Event.NO_SERVER: Step(State.OVER, Act.END),
-        Event.NO_HOPE: Step(State.OVER, Act.END),
-        Event.UPGRADE: Act.REFUSE,
-        Event.STOP: Step(State.OVER, Act.QUIT),
+_LEADS: Final[dict[MountState, Mapping[MountEvent, Step | Act]]] = {
+    MountState.NO_MOUNT: {
+        MountEvent.BORN: Step(MountState.BEGINS),
+        MountEvent.NO_SERVER: Step(MountState.OVER, Act.END),
+        MountEvent.NO_HOPE: Step(MountState.OVER, Act.END),
+        MountEvent.UPGRADE: Act.REFUSE,
+        MountEvent.STOP: Step(MountState.OVER, Act.QUIT),
     },
     # However long it takes: nobody waits on the mount yet.
-    State.BEGINS: {
+    MountState.BEGINS: {
         **_GONE,
         **_END,
-        Event.READY: Step(State.SERVES, Act.SERVE),
-        Event.UPGRADE: Act.REFUSE,
-        Event.STOP: Step(State.BEGINS_TO_STOP, Act.HAND_ON),
-        Event.RELOAD: Act.HAND_ON,
+        MountEvent.READY: Step(MountState.SERVES, Act.SERVE),
+        MountEvent.UPGRADE: Act.REFUSE,
+        MountEvent.STOP: Step(MountState.BEGINS_TO_STOP, Act.HAND_ON),
+        MountEvent.RELOAD: Act.HAND_ON,
     },
-    State.BEGINS_TO_STOP: {
+    MountState.BEGINS_TO_STOP: {
         **_GONE,
         **_END,
         **_HAND_ON,
-        Event.READY: Step(State.STOPS, Act.SERVE_TO_STOP),
-        Event.UPGRADE: Act.REFUSE,
+        MountEvent.READY: Step(MountState.STOPS, Act.SERVE_TO_STOP),
+        MountEvent.UPGRADE: Act.REFUSE,
     },
-    State.SERVES: {
+    MountState.SERVES: {
         **_GONE,
-        Event.SILENT: Act.KILL,
-        Event.DIED: Step(State.WAITS, Act.START_AGAIN),
-        Event.DIED_ALONE: Step(State.OVER, Act.END_DEAD),
-        Event.UPGRADE: Act.PREPARE,
-        Event.FOLLOW: Step(State.YIELDS, Act.REPLACE),
-        Event.STOP: Step(State.STOPS, Act.HAND_ON),
-        Event.RELOAD: Act.HAND_ON,
+        MountEvent.SILENT: Act.KILL,
+        MountEvent.DIED: Step(MountState.WAITS, Act.START_AGAIN),
+        MountEvent.DIED_ALONE: Step(MountState.OVER, Act.END_DEAD),
+        MountEvent.UPGRADE: Act.PREPARE,
+        MountEvent.FOLLOW: Step(MountState.YIELDS, Act.REPLACE),
+        MountEvent.STOP: Step(MountState.STOPS, Act.HAND_ON),
+        MountEvent.RELOAD: Act.HAND_ON,
     },
-    State.YIELDS: {
+    MountState.YIELDS: {
         **_GONE,
-        Event.SILENT: Act.KILL,
-        Event.DIED: Step(State.WAITS, Act.START_NEXT),
-        Event.DIED_ALONE: Step(State.OVER, Act.END_DEAD),
-        Event.UPGRADE: Act.PREPARE,
-        Event.FOLLOW: Act.REPLACE,
-        Event.STOP: Step(State.STOPS, Act.HAND_ON),
-        Event.RELOAD: Act.HAND_ON,
+        MountEvent.SILENT: Act.KILL,
+        MountEvent.DIED: Step(MountState.WAITS, Act.START_NEXT),
+        MountEvent.DIED_ALONE: Step(MountState.OVER, Act.END_DEAD),
+        MountEvent.UPGRADE: Act.PREPARE,
+        MountEvent.FOLLOW: Act.REPLACE,
+        MountEvent.STOP: Step(MountState.STOPS, Act.HAND_ON),
+        MountEvent.RELOAD: Act.HAND_ON,
     },
-    State.STOPS: {
+    MountState.STOPS: {
         **_GONE,
         **_END_DEAD,
         **_HAND_ON,
-        Event.SILENT: Act.KILL,
-        Event.UPGRADE: Act.REFUSE,
-        Event.FOLLOW: Act.REPLACE,
+        MountEvent.SILENT: Act.KILL,
+        MountEvent.UPGRADE: Act.REFUSE,
+        MountEvent.FOLLOW: Act.REPLACE,
     },
-    State.WAITS: {
+    MountState.WAITS: {
         **_AWAITED,
-        Event.BORN: Step(State.RETURNS),
-        Event.STOP: Step(State.WAITS_TO_STOP),
+        MountEvent.BORN: Step(MountState.RETURNS),
+        MountEvent.STOP: Step(MountState.WAITS_TO_STOP),
     },
-    State.WAITS_TO_STOP: {**_AWAITED, Event.BORN: Step(State.RETURNS_TO_STOP)},
+    MountState.WAITS_TO_STOP: {**_AWAITED, MountEvent.BORN: Step(MountState.RETURNS_TO_STOP)},
     # A signal would kill a server that starts. A stop is handed on once it is ready.
-    State.RETURNS: {
+    MountState.RETURNS: {
         **_GONE,
-        Event.READY: Step(State.SERVES, Act.SERVE),
-        Event.SILENT: Act.KILL,
-        Event.DIED: Step(State.WAITS, Act.START_AGAIN),
-        Event.DIED_ALONE: Step(State.OVER, Act.END_DEAD),
-        Event.UPGRADE: Act.REFUSE,
-        Event.STOP: Step(State.RETURNS_TO_STOP),
+        MountEvent.READY: Step(MountState.SERVES, Act.SERVE),
+        MountEvent.SILENT: Act.KILL,
+        MountEvent.DIED: Step(MountState.WAITS, Act.START_AGAIN),
+        MountEvent.DIED_ALONE: Step(MountState.OVER, Act.END_DEAD),
+        MountEvent.UPGRADE: Act.REFUSE,
+        MountEvent.STOP: Step(MountState.RETURNS_TO_STOP),
     },
-    State.RETURNS_TO_STOP: {
+    MountState.RETURNS_TO_STOP: {
         **_GONE,
         **_END_DEAD,
-        Event.READY: Step(State.STOPS, Act.SERVE_TO_STOP),
-        Event.SILENT: Act.KILL,
-        Event.UPGRADE: Act.REFUSE,
+        MountEvent.READY: Step(MountState.STOPS, Act.SERVE_TO_STOP),
+        MountEvent.SILENT: Act.KILL,
+        MountEvent.UPGRADE: Act.REFUSE,
     },
-    State.LEAVES: {
+    MountState.LEAVES: {
         **_END,
         **_HAND_ON,
-        Event.GONE: Act.LET_GO,
-        Event.UPGRADE: Act.REFUSE,
+        MountEvent.GONE: Act.LET_GO,
+        MountEvent.UPGRADE: Act.REFUSE,
     },
-    State.OVER: {Event.UPGRADE: Act.REFUSE},
+    MountState.OVER: {MountEvent.UPGRADE: Act.REFUSE},
 }
 
 
-def _total(state: State, leads: Mapping[Event, Step | Act]) -> dict[Event, Step]:
+def _total(state: MountState, leads: Mapping[MountEvent, Step | Act]) -> dict[MountEvent, Step]:
     """Return the row of *state* for every event."""
-    steps = {event: leads.get(event, Act.NOTHING) for event in Event}
+    steps = {event: leads.get(event, Act.NOTHING) for event in MountEvent}
     return {
         event: Step(state, step) if isinstance(step, Act) else step for event, step in steps.items()
     }
@@ -178,11 +178,11 @@ def _total(state: State, leads: Mapping[Event, Step | Act]) -> dict[Event, Step]
 
 TABLE: Final = {state: _total(state, leads) for state, leads in _LEADS.items()}
 
-assert set(TABLE) == set(State), "every state has a row"
+assert set(TABLE) == set(MountState), "every state has a row"
 
-_WANTING: Final = frozenset({State.NO_MOUNT, State.WAITS, State.WAITS_TO_STOP})
-_SERVING: Final = frozenset({State.SERVES, State.YIELDS, State.STOPS})
-_RETURNING: Final = frozenset({State.RETURNS, State.RETURNS_TO_STOP})
+_WANTING: Final = frozenset({MountState.NO_MOUNT, MountState.WAITS, MountState.WAITS_TO_STOP})
+_SERVING: Final = frozenset({MountState.SERVES, MountState.YIELDS, MountState.STOPS})
+_RETURNING: Final = frozenset({MountState.RETURNS, MountState.RETURNS_TO_STOP})
 
 
 class Course:
@@ -190,9 +190,9 @@ class Course:
 
     def __init__(self, *, has_mount: bool) -> None:
         """*has_mount*: another supervisor looked after this mount, and has died."""
-        self.state = State.WAITS if has_mount else State.NO_MOUNT
+        self.state = MountState.WAITS if has_mount else MountState.NO_MOUNT
 
-    def act_for(self, event: Event) -> Act:
+    def act_for(self, event: MountEvent) -> Act:
         """Go to the state that *event* leads to; return what is to be done."""
         self.state, act = TABLE[self.state][event]
         return act
@@ -200,7 +200,7 @@ class Course:
     @property
     def is_over(self) -> bool:
         """Whether the supervisor ends."""
-        return self.state is State.OVER
+        return self.state is MountState.OVER
 
     @property
     def wants_server(self) -> bool:

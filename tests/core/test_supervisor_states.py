@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mount.supervisor.states import TABLE, Act, Course, Event, State
+from mount.supervisor.states import TABLE, Act, Course, MountEvent, MountState
 from tests.support.rules.supervisor_drawing import DRAWING
 
 #: In these there is a server process.
 WITH_SERVER: Final = {
-    State.BEGINS,
-    State.BEGINS_TO_STOP,
-    State.SERVES,
-    State.YIELDS,
-    State.STOPS,
-    State.RETURNS,
-    State.RETURNS_TO_STOP,
-    State.LEAVES,
+    MountState.BEGINS,
+    MountState.BEGINS_TO_STOP,
+    MountState.SERVES,
+    MountState.YIELDS,
+    MountState.STOPS,
+    MountState.RETURNS,
+    MountState.RETURNS_TO_STOP,
+    MountState.LEAVES,
 }
 TO_STOP: Final = {
-    State.BEGINS_TO_STOP,
-    State.STOPS,
-    State.WAITS_TO_STOP,
-    State.RETURNS_TO_STOP,
-    State.LEAVES,
+    MountState.BEGINS_TO_STOP,
+    MountState.STOPS,
+    MountState.WAITS_TO_STOP,
+    MountState.RETURNS_TO_STOP,
+    MountState.LEAVES,
 }
 TO_THE_SERVER: Final = {
     Act.HAND_ON,
@@ -37,65 +37,67 @@ TO_THE_SERVER: Final = {
 }
 ENDS: Final = {Act.END, Act.END_DEAD, Act.GIVE_UP, Act.QUIT}
 each_step = pytest.mark.parametrize(
-    ("state", "event"), [(state, event) for state in State for event in Event]
+    ("state", "event"), [(state, event) for state in MountState for event in MountEvent]
 )
 
 
 @each_step
-def test_every_state_has_an_answer_to_every_event(state: State, event: Event) -> None:
+def test_every_state_has_an_answer_to_every_event(state: MountState, event: MountEvent) -> None:
     to, act = TABLE[state][event]
-    assert (to is State.OVER) == (act in ENDS or state is State.OVER)
+    assert (to is MountState.OVER) == (act in ENDS or state is MountState.OVER)
 
 
 @each_step
-def test_only_a_server_that_is_there_is_told_anything(state: State, event: Event) -> None:
+def test_only_a_server_that_is_there_is_told_anything(state: MountState, event: MountEvent) -> None:
     _, act = TABLE[state][event]
     assert act not in TO_THE_SERVER or state in WITH_SERVER
 
 
 @each_step
-def test_a_server_comes_by_its_birth_and_goes_by_its_death(state: State, event: Event) -> None:
+def test_a_server_comes_by_its_birth_and_goes_by_its_death(
+    state: MountState, event: MountEvent
+) -> None:
     to, _ = TABLE[state][event]
-    if to is state or to is State.OVER:
+    if to is state or to is MountState.OVER:
         return
-    if event is Event.BORN:
+    if event is MountEvent.BORN:
         assert (state in WITH_SERVER, to in WITH_SERVER) == (False, True)
-    elif event in (Event.DIED, Event.DIED_ALONE):
+    elif event in (MountEvent.DIED, MountEvent.DIED_ALONE):
         assert (state in WITH_SERVER, to in WITH_SERVER) == (True, False)
     else:
         assert (state in WITH_SERVER) == (to in WITH_SERVER)
 
 
 @each_step
-def test_a_death_always_goes_on(state: State, event: Event) -> None:
+def test_a_death_always_goes_on(state: MountState, event: MountEvent) -> None:
     """A state that kept waiting for a dead server would keep its callers for ever."""
-    if state in WITH_SERVER and event in (Event.DIED, Event.DIED_ALONE):
+    if state in WITH_SERVER and event in (MountEvent.DIED, MountEvent.DIED_ALONE):
         assert TABLE[state][event].to not in WITH_SERVER
 
 
 @pytest.mark.parametrize("state", TO_STOP)
-@pytest.mark.parametrize("event", Event)
-def test_a_stop_is_never_forgotten(state: State, event: Event) -> None:
-    assert TABLE[state][event].to in TO_STOP | {State.OVER}
+@pytest.mark.parametrize("event", MountEvent)
+def test_a_stop_is_never_forgotten(state: MountState, event: MountEvent) -> None:
+    assert TABLE[state][event].to in TO_STOP | {MountState.OVER}
 
 
-@given(st.booleans(), st.lists(st.sampled_from(Event)))
-def test_a_course_follows_the_table(has_mount: bool, events: list[Event]) -> None:
+@given(st.booleans(), st.lists(st.sampled_from(MountEvent)))
+def test_a_course_follows_the_table(has_mount: bool, events: list[MountEvent]) -> None:
     course = Course(has_mount=has_mount)
     for event in events:
         before = course.state
         act = course.act_for(event)
         assert TABLE[before][event] == (course.state, act)
-        assert course.is_over == (course.state is State.OVER)
+        assert course.is_over == (course.state is MountState.OVER)
         assert sum((course.wants_server, course.is_served, course.is_awaited)) <= 1
         assert course.wants_server == (course.state not in WITH_SERVER and not course.is_over)
 
 
 def test_every_state_is_reached() -> None:
-    reached = {State.NO_MOUNT, State.WAITS}
-    for _ in State:
+    reached = {MountState.NO_MOUNT, MountState.WAITS}
+    for _ in MountState:
         reached |= {step.to for state in reached for step in TABLE[state].values()}
-    assert reached == set(State)
+    assert reached == set(MountState)
 
 
 def test_the_document_draws_the_table() -> None:

@@ -5,19 +5,21 @@
 
 from typing import Final
 
-from mount.supervisor.states import TABLE, Act, Event, State, Step
+from mount.supervisor.states import TABLE, Act, MountEvent, MountState, Step
 from tests.support.rules.drawings import Drawing, rows
 
 
 def draw() -> str:
     """Return a diagram of what leads where, the words, and a row a state with all that it does."""
     words: list[str] = []
-    for title, meanings in (("States", State), ("Events", Event), ("What it does", Act)):
+    for title, meanings in (("States", MountState), ("Events", MountEvent), ("What it does", Act)):
         told = (f"- {word.name}: {word.value}" for word in meanings if word is not Act.NOTHING)
         words += [f"**{title}**", "", *told, ""]
     heads = ("state", "stays at", "goes on")
     body = [
-        (state.name, _stays(state), _leads(state)) for state in State if state is not State.OVER
+        (state.name, _stays(state), _leads(state))
+        for state in MountState
+        if state is not MountState.OVER
     ]
     return "\n".join([*_diagram(), "", *words, *rows(heads, *body), ""])
 
@@ -25,7 +27,7 @@ def draw() -> str:
 def _diagram() -> list[str]:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> NO_MOUNT", "    [*] --> WAITS"]
     for state, row in TABLE.items():
-        ways: dict[State, list[str]] = {}
+        ways: dict[MountState, list[str]] = {}
         for event, (to, _) in row.items():
             if to is not state:
                 ways.setdefault(to, []).append(event.name)
@@ -34,7 +36,7 @@ def _diagram() -> list[str]:
     return [*lines, "    OVER --> [*]", "```"]
 
 
-def _stays(state: State) -> str:
+def _stays(state: MountState) -> str:
     """Return what is done in *state* that does not end it."""
     return ", ".join(
         f"{event.name}: {step.act.name}"
@@ -43,7 +45,7 @@ def _stays(state: State) -> str:
     )
 
 
-def _leads(state: State) -> str:
+def _leads(state: MountState) -> str:
     """Return what ends *state*, what is done then, and where that leads."""
     return ", ".join(
         f"{event.name}: {_told(step)}"
