@@ -264,7 +264,7 @@ class Files:
         try:
             self._end(handle)
         finally:  # only now: the table must keep the writer until the block is published
-            self.readers.close(handle, request)
+            self.handles.close(fh, request)
 
     def _end(self, handle: Handle) -> None:
         """Close what *handle* has open."""
