@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import trio
 
 from kvfs.core.errors import NO_SPACE, BadHandle, NoSpace
-from kvfs.pool.open import holes
 from kvfs.pool.open.open_inodes import OpenInode
 from mount.files.files import Files
 from mount.files.handles import HandleKind
@@ -53,7 +52,7 @@ class Transfers:
         fd = self._files.extent_fd(fh)
         opened = self._files.handles.get(fh).opened
         pread = self._store.pool.syscalls.pread
-        opened.transfers += 1
+        opened.begin_transfer()
         try:
             return await self._in_thread(pread, fd, size_bytes, offset_bytes)
         except OSError as error:
@@ -61,7 +60,7 @@ class Transfers:
                 self._dismiss(fh, error)
             raise
         finally:
-            opened.transfers -= 1
+            opened.end_transfer()
 
     def _dismiss(self, fh: int, error: OSError) -> None:
         """Remove the name of a block that the device cannot read, unless a writer may mend it."""
@@ -95,11 +94,11 @@ class Transfers:
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
         fd = self._files.extent_fd(fh)
-        handle.opened.transfers += 1
+        handle.opened.begin_transfer()
         try:
             return await self._write_with_room(handle.opened, fd, offset_bytes, data, about_to_wait)
         finally:
-            handle.opened.transfers -= 1
+            handle.opened.end_transfer()
 
     async def _write_with_room(
         self,
@@ -148,7 +147,7 @@ class Transfers:
             opened, offset_bytes + len(data), len(data)
         )
         fd = self._files.extent_fd(fh)
-        opened.transfers += 1  # eviction for its space must not take this file
+        opened.begin_transfer()  # eviction for its space must not take this file
         try:
             if growth_bytes:
                 if allocator.late_reserve_bytes(opened, growth_bytes):
@@ -166,7 +165,7 @@ class Transfers:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP
             return False  # it would wait; or the device fails, which ``write`` finds out
         finally:
-            opened.transfers -= 1
+            opened.end_transfer()
             # The write may have filled holes, too.
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return written_bytes == len(data)
@@ -182,7 +181,7 @@ class Transfers:
         try:
             with contextlib.suppress(NoSpace):
                 await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
-                holes.reserved(opened, end_bytes)
+                opened.note_filled(end_bytes)
         finally:
             pool.space.pledged_bytes -= lacking_bytes
         if opened.ino in pool.open_inodes:
