@@ -75,7 +75,7 @@ def test_a_death_always_goes_on(state: MountState, event: MountEvent) -> None:
         assert TABLE[state][event].to not in WITH_SERVER
 
 
-@pytest.mark.parametrize("state", TO_STOP)
+@pytest.mark.parametrize("state", sorted(TO_STOP))
 @pytest.mark.parametrize("event", MountEvent)
 def test_a_stop_is_never_forgotten(state: MountState, event: MountEvent) -> None:
     assert TABLE[state][event].to in TO_STOP | {MountState.OVER}
