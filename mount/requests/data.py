@@ -67,7 +67,7 @@ class Transfers:
         opened = self._files.handles.get(fh).opened
         if not opened.writers and opened.gone is None:
             self._store.blocks.publishing.dismiss(opened, error)
-            self._store.pool.recently_removed.give_way()
+            self._store.pool.departures.removed.give_way()
 
     def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
         """Read what is in memory; return how much, short only at the end of the file.
@@ -131,7 +131,7 @@ class Transfers:
         """Note that a write was refused: what is written will not be whole."""
         opened.spoil()
         if opened.torn:
-            self._store.pool.open_notes.writing(opened)
+            self._store.pool.open.notes.writing(opened)
 
     def write_at_once(self, fh: int, offset_bytes: int, data: memoryview) -> bool:
         """Write all of *data* and return True, if there is room and no need to wait.
@@ -177,14 +177,14 @@ class Transfers:
         if not end_bytes:
             return False
         lacking_bytes = end_bytes - opened.allocated_bytes
-        pool.space.pledged_bytes += lacking_bytes
+        pool.space.taken.pledged_bytes += lacking_bytes
         try:
             with contextlib.suppress(NoSpace):
                 await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
                 opened.note_filled(end_bytes)
         finally:
-            pool.space.pledged_bytes -= lacking_bytes
-        if opened.ino in pool.open_inodes:
+            pool.space.taken.pledged_bytes -= lacking_bytes
+        if opened.ino in pool.open.inodes:
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return True
 
@@ -202,15 +202,15 @@ class Transfers:
         done_bytes = 0
         for attempt in range(DEVICE_TRIES):
             # Atomic: no checkpoint since the room was found.
-            pool.space.pledged_bytes += growth_bytes
+            pool.space.taken.pledged_bytes += growth_bytes
             try:
                 written_bytes, allocated_bytes, error = await self._in_thread(
                     self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
                 )
             finally:
-                pool.space.pledged_bytes -= growth_bytes
+                pool.space.taken.pledged_bytes -= growth_bytes
             done_bytes += written_bytes
-            if opened.ino in pool.open_inodes:
+            if opened.ino in pool.open.inodes:
                 pool.note_allocated(opened, allocated_bytes)
             if error is None:
                 return done_bytes
@@ -222,7 +222,7 @@ class Transfers:
                     raise error
                 # Somebody else fills the file system that the pool lies on.
                 growth_bytes = len(data) - done_bytes
-                pool.device_room.refused()
+                pool.space.device_room.refused()
                 await find_room(growth_bytes)
             except (NoSpace, OSError):
                 self._spoil(opened)
