@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from kvfs.core.types import InodeRecord
+from kvfs.machine.process_ends import file_ids_in, status_of
 from kvfs.machine.processes import OVERFLOW_UID, UNKNOWN_UID, Processes
 from mount.files.kernel_port import KernelPort
 from mount.fuse.channel import Requester
@@ -89,7 +90,7 @@ class Credentials(NamedTuple):
     """What a thread may do now; uid and gid are those for file systems (setfsuid(2)).
 
     A request carries one uid and one gid (struct fuse_in_header). The rest is in /proc/TID/status,
-    which can be read without waiting for the thread (processes.py).
+    which can be read without waiting for the thread (process_ends.py).
     """
 
     uid: int
@@ -101,22 +102,17 @@ class Credentials(NamedTuple):
 
 def credentials_of(tid: int) -> Credentials | None:
     """Return what thread *tid* may do, None if that cannot be told."""
+    status = status_of(tid, most_bytes=_STATUS_MOST_BYTES)
+    ids = file_ids_in(status)
+    if ids is None:
+        return None
     try:
-        lines = dict(line.split(b":", 1) for line in _status(tid).splitlines() if b":" in line)
-        uid, gid = (int(lines[field].split()[3]) for field in (b"Uid", b"Gid"))
+        lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
         groups = frozenset(map(int, lines[b"Groups"].split()))
         capable = int(lines[b"CapEff"], 16) >> _CAP_DAC_OVERRIDE & 1
-    except (OSError, LookupError, ValueError):
+    except (LookupError, ValueError):
         return None
-    return Credentials(uid, gid, groups, bool(capable) and _is_neighbour(tid))
-
-
-def _status(tid: int) -> bytes:
-    with open(f"/proc/{tid}/status", "rb", buffering=0) as file:
-        read = b""
-        while len(read) < _STATUS_MOST_BYTES and (more := file.read(_STATUS_MOST_BYTES)):
-            read += more
-    return read
+    return Credentials(ids.uid, ids.gid, groups, bool(capable) and _is_neighbour(tid))
 
 
 def _is_neighbour(tid: int) -> bool:

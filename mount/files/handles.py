@@ -20,8 +20,8 @@ from typing import Final
 from kvfs.core.errors import BadHandle, TooManyOpen
 from kvfs.core.types import NO_BACKING_ID, PAGE_BYTES, BackingId, HandleNo, InodeNo
 from kvfs.engine.blocks.publishing import Closing
-from kvfs.machine.descriptor_shares import clients_max
 from kvfs.machine.process_ends import Fate
+from kvfs.machine.process_limits import clients_max
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.open_notes import Living, LivingHandle
@@ -74,7 +74,7 @@ class OpenShares:
     """
 
     def __init__(self, share: float, ready_extents: int = 0) -> None:
-        """Let each user but root have *share* of what clients may have (descriptor_shares.py).
+        """Let each user but root have *share* of what clients may have (process_limits.py).
 
         *ready_extents*: the setting ``ready_extents_max``.
         """

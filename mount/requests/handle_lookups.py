@@ -121,7 +121,7 @@ class ListedNames(Generic[_Row]):
         if rows and thread > 0:  # 0: any thread of another pid namespace
             self.in_use = True
             rows = dict(list(rows.items())[:_ROWS_MAX])
-            self._shown.note(thread, (directory, rows), time.monotonic())
+            self._shown.remember(thread, (directory, rows), time.monotonic())
 
     def find(self, thread: int, directory: InodeNo, name: bytes) -> _Row | None:
         """Return what *thread* was shown under *name* a moment ago; None if it was not."""
