@@ -1,6 +1,6 @@
 """Devices: where a pool's bytes are stored. Public names; each kind has its own module."""
 
-from kvfs.devices.device import Device, Fill, Reserve, SourceKind
+from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
@@ -12,9 +12,9 @@ from kvfs.devices.source import (
 
 __all__ = [
     "Device",
+    "DirectoryReserve",
     "Fill",
     "PoolHeader",
-    "Reserve",
     "SourceKind",
     "destroy_source",
     "format_source",

@@ -28,14 +28,14 @@ _XFS_TAIL_BYTES: Final = 16 * MIB
 _SMALL_PART: Final = 4
 
 
-class Reserve(NamedTuple):
+class DirectoryReserve(NamedTuple):
     """What a directory source leaves to other users of its file system."""
 
     share: float = Settings().directory_reserve_share
     most_bytes: int = Settings().directory_reserve_bytes
 
 
-def reserve_bytes(total_bytes: int, reserve: Reserve) -> int:
+def reserve_bytes(total_bytes: int, reserve: DirectoryReserve) -> int:
     """Return how many bytes of a parent file system blocks must leave free.
 
     At least 1 GiB, since a full file system stops not only kvfs, unless the settings or a quarter

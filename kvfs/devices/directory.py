@@ -23,7 +23,14 @@ from kvfs.core.errors import (
 from kvfs.core.pool_layout import LOCK
 from kvfs.core.sizes import format_size
 from kvfs.devices import pool_files
-from kvfs.devices.device import ROOM_MIN_BYTES, Device, Fill, Reserve, metadata_bytes, reserve_bytes
+from kvfs.devices.device import (
+    ROOM_MIN_BYTES,
+    Device,
+    DirectoryReserve,
+    Fill,
+    metadata_bytes,
+    reserve_bytes,
+)
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.storage.extents import Extents
 from kvfs.storage.file_xattrs import XATTR_FIXED
@@ -147,7 +154,7 @@ _NAMES_SHOWN: Final = 3
 
 
 def format_directory(
-    path: str, *, capacity_bytes: int | None, force: bool, fill: Fill, reserve: Reserve
+    path: str, *, capacity_bytes: int | None, force: bool, fill: Fill, reserve: DirectoryReserve
 ) -> PoolHeader:
     """Make a pool in directory *path*, which must be empty.
 
@@ -191,7 +198,7 @@ def format_directory(
 
 
 def open_directory(
-    path: str, *, read_only: bool, capacity_bytes: int | None, reserve: Reserve
+    path: str, *, read_only: bool, capacity_bytes: int | None, reserve: DirectoryReserve
 ) -> Device:
     """Open the pool in directory *path*.
 
@@ -307,7 +314,11 @@ def _pool_words(pool_fd: int, path: str) -> str:
 
 
 def _capacity(
-    pool_fd: int, path: str, wanted_bytes: int | None, reserve: Reserve, freed_bytes: int = 0
+    pool_fd: int,
+    path: str,
+    wanted_bytes: int | None,
+    reserve: DirectoryReserve,
+    freed_bytes: int = 0,
 ) -> int:
     """Return the capacity (bytes) of a new pool, once *freed_bytes* of an old one are removed.
 

@@ -14,11 +14,11 @@ from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
 from kvfs.core.types import CAPACITY_MIN_BYTES
 from kvfs.devices import block, busy, directory, image
-from kvfs.devices.device import Device, Fill, Reserve, SourceKind
+from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 
-_RESERVE: Final = Reserve()
+_RESERVE: Final = DirectoryReserve()
 #: The kernel sends no event when a claim or lock ends, except to those that block on it.
 _POLL_S: Final = 0.005
 #: Each try that fails searches all processes for the user of the source, so tries become rarer.
@@ -59,7 +59,7 @@ def format_source(
     size_bytes: int | None = None,
     capacity_bytes: int | None = None,
     force: bool = False,
-    reserve: Reserve = _RESERVE,
+    reserve: DirectoryReserve = _RESERVE,
 ) -> PoolHeader:
     """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
 
@@ -99,7 +99,7 @@ def open_source(
     *,
     read_only: bool = False,
     capacity_bytes: int | None = None,
-    reserve: Reserve = _RESERVE,
+    reserve: DirectoryReserve = _RESERVE,
 ) -> Device:
     """Open the pool on *source* and hold it until the device's ``close``.
 

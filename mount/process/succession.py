@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
-from kvfs.devices import Device, Reserve, open_source
+from kvfs.devices import Device, DirectoryReserve, open_source
 from kvfs.devices.device import inherit_device, noted_device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import Notes, Outliving, empty_undurable, undurable_rows_max
@@ -58,7 +58,9 @@ def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
         settings.source,
         read_only=settings.read_only,
         capacity_bytes=settings.capacity_bytes,
-        reserve=Reserve(settings.directory_reserve_share, settings.directory_reserve_bytes),
+        reserve=DirectoryReserve(
+            settings.directory_reserve_share, settings.directory_reserve_bytes
+        ),
     )
     try:
         return _begin(settings), device

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvfs.core.cache_rates import busiest, rates
+from kvfs.cli.top import busiest, rates
 
 NAMES = ("hits", "misses", "loaded_bytes", "stored_bytes", "evicted_bytes")
 

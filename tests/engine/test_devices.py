@@ -24,7 +24,7 @@ from kvfs.core.errors import (
 )
 from kvfs.core.pool_layout import FAN_OUT
 from kvfs.devices import (
-    Reserve,
+    DirectoryReserve,
     destroy_source,
     image,
     loop,
@@ -236,8 +236,8 @@ def test_without_a_capacity_blocks_get_what_is_left(source: Source) -> None:
     [(GIB, GIB // 4), (4 * GIB, GIB), (10 * GIB, GIB), (100 * GIB, 5 * GIB), (GIB << 10, 10 * GIB)],
 )
 def test_a_directory_leaves_its_parent_a_reserve(total_bytes: int, kept_bytes: int) -> None:
-    assert reserve_bytes(total_bytes, Reserve()) == kept_bytes
-    assert reserve_bytes(total_bytes, Reserve(share=0)) == 0
+    assert reserve_bytes(total_bytes, DirectoryReserve()) == kept_bytes
+    assert reserve_bytes(total_bytes, DirectoryReserve(share=0)) == 0
 
 
 def test_a_directory_takes_neither_the_reserve_nor_what_others_have() -> None:

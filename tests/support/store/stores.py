@@ -15,7 +15,7 @@ import pytest
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.devices import Device, Reserve, open_source, pool_files
+from kvfs.devices import Device, DirectoryReserve, open_source, pool_files
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.recovery.fsck import check_pool
 from kvfs.engine.recovery.fsck_rows import FsckReport
@@ -38,7 +38,7 @@ def no_bar(_done: int, _total: int) -> None:
     """Show no progress."""
 
 
-_RESERVE: Final = Reserve(share=0.0, most_bytes=0)
+_RESERVE: Final = DirectoryReserve(share=0.0, most_bytes=0)
 FILE: Final = stat.S_IFREG | 0o644
 DIRECTORY: Final = stat.S_IFDIR | 0o755
 SYMLINK: Final = stat.S_IFLNK | 0o777
