@@ -59,7 +59,7 @@ class EvictionOrder(NamedTuple):
     dry_run: bool = False
 
 
-class Progress:
+class EvictionProgress:
     """The progress of a command. ``kept`` has blocks that stay, and their bytes, by reason."""
 
     def __init__(self) -> None:
@@ -92,7 +92,11 @@ class _Found(NamedTuple):
 
 
 def carry_out(
-    pool: Pool, namespace: Namespace, reclaim: Reclaim, order: EvictionOrder, progress: Progress
+    pool: Pool,
+    namespace: Namespace,
+    reclaim: Reclaim,
+    order: EvictionOrder,
+    progress: EvictionProgress,
 ) -> Iterator[None]:
     """Evict what *order* names, a step at a time. Raises PathMissing, UsageError.
 
@@ -128,7 +132,7 @@ def _is_particular(order: EvictionOrder) -> bool:
     return order.unused_for_s is not None or order.what.match is not None or order.dry_run
 
 
-def _by_policy(reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterator[None]:
+def _by_policy(reclaim: Reclaim, size_bytes: int, progress: EvictionProgress) -> Iterator[None]:
     """Evict what the pool's own policy names, as for a writer that needs the space."""
     blocks, taken_bytes = reclaim.evicted_blocks, reclaim.evicted_bytes
     vain = 0
@@ -141,7 +145,9 @@ def _by_policy(reclaim: Reclaim, size_bytes: int, progress: Progress) -> Iterato
         yield
 
 
-def _tell_what_stays(pool: Pool, order: EvictionOrder, progress: Progress) -> Iterator[None]:
+def _tell_what_stays(
+    pool: Pool, order: EvictionOrder, progress: EvictionProgress
+) -> Iterator[None]:
     """Count the blocks that stay, by reason; the policy itself never looks at most of them."""
     for ino in files_below(pool, ROOT_INODE):
         if ino == STEP:
@@ -156,7 +162,7 @@ def _tell_what_stays(pool: Pool, order: EvictionOrder, progress: Progress) -> It
 
 
 def _candidates(
-    pool: Pool, namespace: Namespace, order: EvictionOrder, progress: Progress
+    pool: Pool, namespace: Namespace, order: EvictionOrder, progress: EvictionProgress
 ) -> Iterator["_Found | None"]:
     """Yield blocks that may be evicted, and None after every step."""
     cutoff_ns = None
@@ -200,7 +206,7 @@ def _take(
     reclaim: Reclaim,
     candidates: Iterable["_Found | None"],
     order: EvictionOrder,
-    progress: Progress,
+    progress: EvictionProgress,
 ) -> Iterator[None]:
     """Evict *candidates* in batches; pass each None, the end of a step, on."""
     batch: list[_Found] = []
@@ -218,7 +224,7 @@ def _take(
 
 
 def _take_batch(
-    reclaim: Reclaim, batch: list["_Found"], order: EvictionOrder, progress: Progress
+    reclaim: Reclaim, batch: list["_Found"], order: EvictionOrder, progress: EvictionProgress
 ) -> None:
     if order.dry_run:
         progress.blocks += len(batch)
@@ -236,7 +242,11 @@ def _take_batch(
 
 
 def _look(
-    pool: Pool, ino: InodeNo, order: EvictionOrder, progress: Progress, cutoff_ns: int | None
+    pool: Pool,
+    ino: InodeNo,
+    order: EvictionOrder,
+    progress: EvictionProgress,
+    cutoff_ns: int | None,
 ) -> _Found | None:
     """Return block *ino* if it may go, and was not used since *cutoff_ns*; else count why not."""
     record = pool.index.inode_or_miss(ino)

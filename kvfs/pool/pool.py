@@ -21,7 +21,7 @@ from kvfs.pool.departures import Departures
 from kvfs.pool.durable.checkpoints import Checkpoints
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
-from kvfs.pool.durable.not_durable import AttributeRecords, NotDurable
+from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.measure import stamp_ns
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
@@ -166,7 +166,7 @@ class Pool:
         self, stack: contextlib.ExitStack, undurable: UndurableTable
     ) -> DurableParts:
         settings = self.settings
-        not_durable = NotDurable(settings.durable_queue_max, undurable)
+        not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
         identities = Identities(
             self.extents,
             self.background,

@@ -7,7 +7,7 @@ from kvfs.core.index_room import NodeShares
 from kvfs.pool.durable.checkpoints import Checkpoints
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
-from kvfs.pool.durable.not_durable import NotDurable
+from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ready_extents import ReadyExtents
@@ -58,7 +58,7 @@ class RuleParts:
 class DurableParts:
     """What the device does not have yet, and how it gets there."""
 
-    not_durable: NotDurable
+    not_durable: UndurableBlocks
     identities: Identities
     final_checksum: FinalChecksum
     final_bytes: FinalBytes

@@ -20,8 +20,8 @@ from kvfs.core.errors import CommandError, DeadInode, KvfsError, ServeFailed, So
 from kvfs.core.types import InodeNo
 from kvfs.engine.by_command import (
     EvictionOrder,
+    EvictionProgress,
     PinProgress,
-    Progress,
     carry_out,
     pin,
     pin_matching,
@@ -165,7 +165,7 @@ class CommandVerbs:
         )
         if not order.dry_run:
             self._refuse_read_only()
-        store, progress = self._store, Progress()
+        store, progress = self._store, EvictionProgress()
         steps = carry_out(store.pool, store.namespace, store.reclaim, order, progress)
         return self._jobs.start(steps, progress)
 

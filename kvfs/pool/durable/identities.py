@@ -16,7 +16,7 @@ from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import IDENTIFIED, SLABS
 from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.not_durable import AttributeRecords, NotDurable, is_quick
+from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks, is_quick
 from kvfs.pool.durable.not_durable import Change as AttributeChange
 from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
@@ -105,7 +105,7 @@ class Identities:
         extents: Extents,
         background: Background,
         unlink_queue: UnlinkQueue,
-        not_durable: NotDurable,
+        not_durable: UndurableBlocks,
         attributes: AttributeRecords,
         memory: UndurableTable,
         monotonic_s: Callable[[], float],

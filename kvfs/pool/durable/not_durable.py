@@ -39,7 +39,7 @@ class Waiting(NamedTuple):
     ticket: int
 
 
-class NotDurable:
+class UndurableBlocks:
     """The blocks of one pool. Each is in one of four tables, each oldest first."""
 
     def __init__(self, most: int, memory: UndurableTable) -> None:

@@ -13,7 +13,7 @@ from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.open.extent_bytes import ExtentBytes
-from kvfs.pool.open.reserve import Reserve
+from kvfs.pool.open.reserve import DraftReserve
 from kvfs.pool.open.served_handles import ServedHandles
 
 #: Most hands of one inode; beyond it the oldest are forgotten.
@@ -150,7 +150,7 @@ class NameLoss:
             raise DeadInode(f"inode {self.ino} was evicted")
 
 
-class OpenInode(ExtentBytes, Reserve, ServedHandles, Hands, NameLoss, Writing):
+class OpenInode(ExtentBytes, DraftReserve, ServedHandles, Hands, NameLoss, Writing):
     """One open inode, made of parts. The fields of a part are set only where the part is defined.
 
     They are class attributes until they are set: an open for reading sets two fields, not dozens.

@@ -7,7 +7,7 @@ taken beyond it is counted there; here is what is known of one inode.
 from kvfs.core.types import NO_INODE, InodeNo
 
 
-class Reserve:
+class DraftReserve:
     """The reserve, a part of an ``OpenInode``. Defaults are class attributes."""
 
     #: The directory in which a draft was created, for the size forecast; 0 for other blocks.
