@@ -55,7 +55,11 @@ def answers() -> Answers:
     looks = SimpleNamespace(apply=lambda **_: None)
     store = SimpleNamespace(
         namespace=None,
-        pool=SimpleNamespace(open_inodes={}, heat=None, cache=SimpleNamespace(looks=looks)),
+        pool=SimpleNamespace(
+            open=SimpleNamespace(inodes={}),
+            rules=SimpleNamespace(heat=None),
+            figures=SimpleNamespace(looks=looks),
+        ),
         blocks=SimpleNamespace(truncating=truncating),
     )
     files = cast("Any", SimpleNamespace(request=None))

@@ -39,7 +39,7 @@ def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
     extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
     notes = SimpleNamespace(put=lambda *_: None, drop=lambda _: None)
-    pool: Any = SimpleNamespace(extents=extents, open_inodes=inodes, notes=notes)
+    pool: Any = SimpleNamespace(extents=extents, open=SimpleNamespace(inodes=inodes), notes=notes)
     return PassthroughPath(pool, DEVICE_FD, IDS_MAX, lambda: False)
 
 
