@@ -17,16 +17,17 @@ _TICK_NS: Final = 50_000_000
 _REALTIME_COARSE: Final = 5
 
 
-def _scratch_file() -> int:
-    """Return the descriptor of a file in no directory; -1 if the process may have none."""
+@functools.cache
+def _scratch_fd() -> int:
+    """Return a file that is used only for its timestamps; -1 if the process may have none.
+
+    It is in no directory, and open as long as the process lives. It is made at the first use: who
+    imports and then forks or puts its own files at chosen numbers would lose it.
+    """
     try:
         return os.memfd_create("kvfs-stamps", os.MFD_CLOEXEC)
     except OSError:
         return -1
-
-
-#: A file that is used only for its timestamps; open as long as the process lives.
-_SCRATCH_FD: Final = _scratch_file()
 
 
 def _kernels_ns() -> int:
@@ -36,14 +37,15 @@ def _kernels_ns() -> int:
     after that (multigrain timestamps: inode_set_ctime_current() in fs/inode.c, with its floor in
     kernel/time/timekeeping.c).
     """
-    os.utime(_SCRATCH_FD)
-    return os.fstat(_SCRATCH_FD).st_ctime_ns
+    scratch_fd = _scratch_fd()
+    os.utime(scratch_fd)
+    return os.fstat(scratch_fd).st_ctime_ns
 
 
 @functools.cache
 def stamps_are_exact() -> bool:
     """Whether the kernel never stamps a file with a time before an earlier ``stamp_ns``."""
-    return _SCRATCH_FD >= 0 and _kernels_ns() < _kernels_ns() < _kernels_ns()
+    return _scratch_fd() >= 0 and _kernels_ns() < _kernels_ns() < _kernels_ns()
 
 
 def stamp_ns() -> int:

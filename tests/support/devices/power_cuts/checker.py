@@ -1,5 +1,6 @@
 """Start on the image of a drive that lost power, read every block, and judge it by the ledger."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -81,6 +82,10 @@ def check_pool_image(image: Path, ledger: Ledger, cut_ns: int) -> Verdict:
             _check_started(drive.start(), ledger, cut_ns, verdict)
         except CommandError as error:
             verdict.refused = str(error)
+        except OSError as error:
+            if error.errno != errno.EUCLEAN:
+                raise
+            verdict.refused = f"the XFS is damaged: {error}"  # what lay in a lying drive's cache
         except Exception as error:  # a request that fails on a mount
             verdict.faults["unreadable"] += 1
             verdict.lines.append("".join(traceback.format_exception(error)[-3:]))
