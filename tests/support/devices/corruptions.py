@@ -170,7 +170,10 @@ def corrupt_identity(
     name = draw.choice(sorted(present))
     value = bytearray(os.getxattr(path, name))
     if way == "swapped":
-        other = draw.choice([one for one in others if one != path and name in os.listxattr(one)])
+        holders = [one for one in others if one != path and name in os.listxattr(one)]
+        if not holders:
+            return ""
+        other = draw.choice(holders)
         saved = os.getxattr(other, name)
         os.setxattr(other, name, bytes(value))
         os.setxattr(path, name, saved)
