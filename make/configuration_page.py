@@ -288,6 +288,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "a server that does not answer for so long is killed, and another takes over",
             "0, to look at it with a debugger (also `WatchdogSec=0` in the unit)",
         ),
+        "device_silent_s": Words(
+            "a device that does not answer for so long is called silent",
+            "longer, if the device is remote and may be away for a while",
+        ),
     },
     "What it tells": {
         "log_file": Words("a file for the log", "if there is neither journal nor syslog"),

@@ -10,6 +10,7 @@ from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, headed, table_lines
 from kvfs.client.control_socket import ServerGone, peer_pid
+from kvfs.client.late_answer import WaitsForDevice
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.client.servers import (
     NextServerDue,
@@ -192,6 +193,8 @@ def report_of_silent(path: str, error: CommandError) -> Report | None:
     if server_pid > 0 and _state_of(server_pid) in _STOPPED:
         problem = f"the server, process {server_pid}, is stopped (SIGSTOP, a debugger): calls hang"
         fix = f"kill -CONT {server_pid}"
+    elif isinstance(error, WaitsForDevice):
+        problem, fix = f"calls hang: {error}", "dmesg --level=err,warn | tail"
     elif (
         isinstance(error, ServerGone)
         or (was_killed(server_pid) and not is_due)

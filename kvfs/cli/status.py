@@ -124,6 +124,8 @@ def _health(status: Mapping[str, Any]) -> str:
     """Return the health of the mount in a word or two; ``kvfs status MOUNT`` has the details."""
     if status.get("device_lost"):
         return "device lost"
+    if status.get("device_silent_s"):
+        return "device silent"
     if any(status.get(name) for name in _WRONG):
         return "see kvfs doctor"
     if status.get("warning"):

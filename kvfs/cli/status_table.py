@@ -15,6 +15,7 @@ from kvfs.core.sizes import format_size, shown_rate
 _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Mount": {
         "source": "source",
+        "device_state": "device",
         "data_path": "data path",
         "data_path_reason": "reason",
         "read_only": "read only",
@@ -90,6 +91,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Trouble": {
         "warning": "warning",
         "device_lost": "device lost",
+        "device_silent_s": "device silent for, s",
         "torn_blocks": "torn blocks",
         "unverified_blocks": "unverified blocks",
         "lost_blocks": "lost blocks",

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
+from kvfs.client.late_answer import no_answer
 from kvfs.core import errors
 from kvfs.core.errors import CommandError, NotMounted, NotRoot, ServeFailed, SourceBusy, UsageError
 from kvfs.core.mount_name import RUN_DIRECTORY, SOCKET_SUFFIX
@@ -69,7 +70,8 @@ def ask(
 
     Raises ServerGone if nobody listens, NotMounted if there is no socket, NotRoot if this user may
     not use it, UsageError for more paths than a request holds, ServeFailed if no whole reply came
-    within *timeout_s* (HungUp if the server ended before), and the error that the server answered.
+    within *timeout_s* (HungUp if the server ended before, WaitsForDevice if its device is why), and
+    the error that the server answered.
     """
     request = json.dumps({"v": PROTOCOL_VERSION, "do": do, "args": dict(args or {})}) + "\n"
     if len(request) > LINE_MAX_BYTES:
@@ -91,7 +93,7 @@ def ask(
                 "control_group will do)"
             ) from None
         except TimeoutError:
-            raise ServeFailed(f"{path}: no answer within {timeout_s:g} s") from None
+            raise no_answer(path, _peer_of(connection), timeout_s) from None
         except (ConnectionResetError, BrokenPipeError):
             raise HungUp(f"{path}: the server hung up") from None
         except OSError as error:
@@ -117,9 +119,12 @@ def peer_pid(path: str) -> int:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.setblocking(False)
-        if connection.connect_ex(path) != 0:
-            return 0
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+        return _peer_of(connection) if connection.connect_ex(path) == 0 else 0
+
+
+def _peer_of(connection: socket.socket) -> int:
+    """Return the pid of the process that listens at the other end; 0 if not connected."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
     return int(PEERCRED.unpack(raw)[0])
 
 
@@ -173,9 +178,8 @@ def locked_directory(directory: str) -> Iterator[None]:
 
 
 def _has_exited(connection: socket.socket) -> bool:
-    """Whether the process that listens at the other end has exited (SO_PEERCRED, unix(7))."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
-    pid: int = PEERCRED.unpack(peer)[0]
+    """Whether the process that listens at the other end has exited."""
+    pid = _peer_of(connection)
     return pid > 0 and has_exited(pid)
 
 

@@ -15,6 +15,7 @@ from kvfs.client.control_socket import (
     remove_stale,
     socket_paths,
 )
+from kvfs.client.late_answer import mount_behind
 from kvfs.client.liveness import has_ended, was_killed
 from kvfs.core.errors import CommandError, NotMounted, ServeFailed, SourceBusy
 from kvfs.core.mount_name import (
@@ -212,10 +213,8 @@ def not_here(mountpoint: str) -> str:
 
 def mountpoint_behind(path: str) -> str:
     """Return the mountpoint of the server with the socket *path*, by its name; "" if unknown."""
-    for mount in _kvfs_mounts():
-        if socket_path(name_of(mount.mountpoint)) == path:
-            return mount.mountpoint
-    return ""
+    mount = mount_behind(path)
+    return "" if mount is None else mount.mountpoint
 
 
 def complaint(answer: ServerAnswer) -> str:

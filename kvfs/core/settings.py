@@ -255,6 +255,9 @@ class Settings:
     silent_max_s: float = setting(
         60.0, "a server that hangs so long is killed; 0: never", unit="s", low=0, high=3600
     )
+    device_silent_s: float = setting(
+        5.0, "drives answer in milliseconds, busy disks within seconds", unit="s", low=1, high=600
+    )
 
     # ---- the index, and what attributes may take of it ----
 

@@ -31,6 +31,8 @@ from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
 from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 
+#: Of `device_state` in a status. Any other device may not be read: that could wait for ever.
+SERVING: Final = "serving"
 _SYSCTL: Final = "/proc/sys"
 _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
 
@@ -72,7 +74,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
         device_read_ahead=drives.read_ahead(device) if device is not None else None,
         fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,
-        xfs=_xfs(source, kind),
+        xfs=_xfs(source, kind) if status.get("device_state", SERVING) == SERVING else None,
         dirty=_dirty(),
         zone_reclaim_mode=_sysctl("vm/zone_reclaim_mode"),
         limits=limits_of(server_pid),

@@ -124,6 +124,13 @@ def damage(facts: Facts) -> list[Finding] | None:
     if "damaged_rows" not in facts.status:
         return None
     found = []
+    if silent_s := facts.status.get("device_silent_s"):
+        problem = (
+            f"{facts.source} has not answered for {silent_s:g} s: what needs it waits in the "
+            "kernel, and goes on when it answers"
+        )
+        fix = "dmesg --level=err,warn | tail\nand kill nothing: no signal ends such a wait"
+        found.append(Finding(Severity.SERIOUS, problem, fix))
     check = (
         f"kvfs umount {shlex.quote(facts.mountpoint)} && kvfs fsck --repair "
         f"{shlex.quote(facts.source)} && kvfs mount {shlex.quote(facts.source)} "

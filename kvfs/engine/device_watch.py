@@ -1,5 +1,7 @@
 """Whether the device below still works, and how fast it wears; looked at at every tick.
 
+Whether it answers at all is found out by a thread of its own (device_probe.py).
+
 Blocks that it fails to write or to read lose their names (device_errors.py). If the file system has
 shut itself down, the device is lost. Then the index must not be used any more: it is a mapping, and
 a page that is not in memory raises SIGBUS.
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.device_probe import DeviceProbe
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
 from kvfs.machine.hardware import endurance_left, written_bytes
 from kvfs.machine.kernel_log import KernelLog
@@ -94,6 +97,8 @@ class DeviceWatch:
         self._log = KernelLog(pool.device.pool_fd)
         self.write_back = WriteBack(pool, publishing)
         self._unreadable = Unreadable(pool, publishing)
+        silent_s = pool.settings.device_silent_s
+        self.probe = DeviceProbe(pool.device.pool_fd, silent_s, pool.monotonic_s, pool.syscalls)
         #: Why the pool can never be used again; empty while it works.
         self.lost = ""
         pool.ends_first(self.close)
@@ -113,6 +118,7 @@ class DeviceWatch:
             self.write_back.hint()
         self.write_back.run_due(now_s)
         self._unreadable.run_due(now_s)
+        self.probe.run_due(now_s)
 
     def _why_lost(self) -> str:
         """Return why the pool is lost, or "". After XFS was shut down, statfs(2) fails at once."""
@@ -128,4 +134,5 @@ class DeviceWatch:
         """End the checks; wait for the one under way."""
         self._unreadable.close()
         self.write_back.close()
+        self.probe.close()
         self._log.close()

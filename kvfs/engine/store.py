@@ -376,6 +376,7 @@ class Store:
             "strays": self.pool.space.strays.describe(self.pool.age_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
+            **self.device_watch.probe.describe(),
             "checkpoint": self.pool.durable.checkpoints.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),
         }

@@ -193,6 +193,10 @@ class Supervisor:
         silent_s = self._silent_max_s(server)
         if silent_s is None or server.silent_s < silent_s:
             return
+        if (wait := server.device_wait()) is not None:
+            if wait:
+                self._log.say("ERROR", wait)
+            return
         if self._course.act_for(MountEvent.SILENT) is Act.KILL:
             self._kill_hung(server, silent_s, now_s)
 

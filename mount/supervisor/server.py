@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from kvfs.machine.device_wait import device_wait
 from kvfs.machine.held_files import Message, receive, send
 from kvfs.machine.process_ends import has_exited
 
@@ -88,6 +89,8 @@ class Server(Linked):
         self._looked_s = time.monotonic()
         self.silent_max_s = 0.0
         """For how long it may be silent, as it says when it is ready; 0: for ever."""
+        self._told_wait = False
+        """Whether ``device_wait`` has told of its present silence."""
         self.killed = False
         """Whether we ended it because it hung."""
         self.quiet_since_s = 0.0
@@ -110,7 +113,21 @@ class Server(Linked):
         now_s = time.monotonic()
         self.silent_s = 0.0 if came else self.silent_s + min(now_s - self._looked_s, _LOOK_MAX_S)
         self._looked_s = now_s
+        self._told_wait = self._told_wait and not came
         return came
+
+    def device_wait(self) -> str | None:
+        """Return a line if it is silent because it waits in the kernel for its device; None: no.
+
+        The line is empty if it was told before. Such a server goes on when the device answers. A
+        kill would end it only then, too, and until then it would keep the mount and the source from
+        any other server.
+        """
+        wait = device_wait(self.pid)
+        if wait is None or self._told_wait:
+            return None if wait is None else ""
+        self._told_wait = True
+        return f"server {self.pid} waits in the kernel for its device ({wait}): left alone"
 
 
 def status_of(process: Linked, wait_s: float = 0.0) -> int | None:

@@ -84,6 +84,12 @@ CASES: Final = (
         {f"kvfs_device_lost{{{MOUNT}}}": stays(1)},
         {f"kvfs_device_lost{{{MOUNT}}}": stays(0)},
     ),
+    Case(
+        "KvfsDeviceSilent",
+        "critical",
+        {f"kvfs_device_silent{{{MOUNT}}}": stays(1)},
+        {f"kvfs_device_silent{{{MOUNT}}}": stays(0)},
+    ),
     *(
         Case(alert, severity, {f"{name}": at_last(1)}, {f"{name}": stays(7)})
         for alert, severity, name in (
@@ -124,7 +130,7 @@ CASES: Final = (
 
 
 def test_promtool_accepts_the_rules() -> None:
-    assert "10 rules found" in promtool("check", "rules", RULES)
+    assert "11 rules found" in promtool("check", "rules", RULES)
 
 
 def test_each_alert_has_a_case() -> None:
@@ -132,7 +138,7 @@ def test_each_alert_has_a_case() -> None:
     assert {case.alert for case in CASES} == {
         line.split()[-1] for line in told.splitlines() if "- alert:" in line
     }
-    assert told.count("- alert:") == 10
+    assert told.count("- alert:") == 11
 
 
 def unit_test(case: Case, series: dict[str, str], firing: int) -> dict[str, Any]:

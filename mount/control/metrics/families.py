@@ -275,4 +275,5 @@ FLAGS: Final = {
     "kvfs_read_only": ("read_only", "Mounted read-only"),
     "kvfs_little_evictable": ("warning", "Almost nothing is evictable; kvfs status says what is"),
     "kvfs_device_lost": ("device_lost", "The device was given up"),
+    "kvfs_device_silent": ("device_silent_s", "The device does not answer"),
 }

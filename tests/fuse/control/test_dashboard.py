@@ -104,7 +104,7 @@ def test_the_rules_are_loaded_and_evaluated(scraped_mount: Prometheus) -> None:
         return list(group["rules"])
 
     until(lambda: all(rule["health"] == "ok" for rule in rules()), "all were evaluated")
-    assert len(rules()) == 10
+    assert len(rules()) == 11
 
 
 def test_the_board_asks_for_metrics_that_there_are() -> None:

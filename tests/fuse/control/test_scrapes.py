@@ -70,6 +70,7 @@ async def test_a_lost_device_has_its_metrics(path: str) -> None:
         "kvfs_read_only": 0.0,
         "kvfs_little_evictable": 0.0,
         "kvfs_device_lost": 1.0,
+        "kvfs_device_silent": 0.0,
     }
 
 
@@ -179,7 +180,7 @@ async def test_the_file_is_whole_at_every_moment(tmp_path: Path, asked: Asked) -
                 if textfile.exists():
                     text = textfile.read_text()
                     assert text.endswith("\n")
-                    assert text.count("# TYPE") == 4
+                    assert text.count("# TYPE") == 5
                     seen.add(text)
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()

@@ -36,6 +36,15 @@ class FailingDrive:
         """Fail nothing any more."""
         self.fail()
 
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Inside the ``with`` answer nothing; what waits at its end is answered then."""
+        self._ask({"silent": "yes"})
+        try:
+            yield
+        finally:
+            self._ask({"silent": ""})
+
     def failed(self) -> int:
         """Return how many requests have failed since the drive was made."""
         return self._ask({})

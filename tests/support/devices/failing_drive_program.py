@@ -40,6 +40,21 @@ class Drive(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
         self._fd = fd
         self.orders = {"reads": Fails.NONE, "writes": Fails.NONE}
         self.failed = 0
+        #: Set while requests are answered.
+        self.answers = trio.Event()
+        self.answers.set()
+
+    def order(self, name: str, value: str) -> None:
+        """Obey an order: what fails in a direction, or with "silent" whether nothing is answered.
+
+        What waits when the silence ends is answered then.
+        """
+        if name != "silent":
+            self.orders[name] = Fails(value)
+        elif value:
+            self.answers = trio.Event()
+        else:
+            self.answers.set()
 
     def _judge(self, direction: str, data: bytes) -> None:
         rule = self.orders[direction]
@@ -68,15 +83,18 @@ class Drive(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), direct_io=True)
 
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        await self.answers.wait()
         data = os.pread(self._fd, size, off)
         self._judge("reads", data)
         return data
 
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        await self.answers.wait()
         self._judge("writes", buf)
         return os.pwrite(self._fd, buf, off)
 
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        await self.answers.wait()
         self._judge("writes", b"")
 
 
@@ -86,8 +104,8 @@ async def _obey(drive: Drive) -> None:
         async for some in orders:
             *lines, left = (left + some).split(b"\n")
             for line in lines:
-                for direction, rule in json.loads(line).items():
-                    drive.orders[direction] = Fails(rule)
+                for name, value in json.loads(line).items():
+                    drive.order(name, value)
                 print(drive.failed, flush=True)
 
 

@@ -235,6 +235,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     ("durability", status(durability={"within_s": 9, "oldest_s": 25}), WARNING, "for 25", "=50"),
     ("damage", status(device_lost="EIO"), SERIOUS, "is lost: EIO", "kvfs mount"),
+    ("damage", status(device_silent_s=7.5), SERIOUS, "not answered for 7.5 s", "kill nothing"),
     ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
     ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
     ("damage", status(background_failures=2), WARNING, "2 background jobs", "kvfs fsck --repair"),

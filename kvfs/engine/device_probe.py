@@ -1,0 +1,142 @@
+"""Whether the device answers at all: a small read now and then, in a thread of its own.
+
+A device that fails says so (device_watch.py). One that hangs says nothing: whoever calls it waits
+in the kernel. So this thread calls it, and the time for which the call has not come back tells what
+the device is: serving, slow or silent.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+from kvfs.core.pool_layout import INODES
+from kvfs.core.types import STAT_BLOCK_BYTES
+from kvfs.storage.background import Aside
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+#: From the end of a probe to the next one.
+_PAUSE_S: Final = 2.0
+#: Each probe reads. Every so many also sync: a drive may read from its memory and still not write.
+_SYNC_EVERY: Final = 5
+#: A device that takes longer for one block is slow: a drive answers in milliseconds, a busy disk in
+#: tenths of a second.
+_SLOW_S: Final = 1.0
+
+
+class DeviceState(StrEnum):
+    """How the device answers."""
+
+    SERVING = "serving"
+    SLOW = "slow"
+    SILENT = "silent"
+
+
+class DeviceProbe:
+    """The probe of one pool's device. ``run_due`` and ``describe`` never wait for it."""
+
+    def __init__(
+        self,
+        pool_fd: int,
+        silent_s: float,
+        monotonic_s: Callable[[], float],
+        syscalls: Syscalls,
+    ) -> None:
+        """*pool_fd* is the pool's directory; the device is silent after *silent_s*.
+
+        Raises OSError.
+        """
+        #: Open as long as the store: without a free descriptor the device would not be asked.
+        self._fd = _opened(pool_fd, syscalls)
+        self._silent_s = silent_s
+        self._monotonic_s = monotonic_s
+        self._syscalls = syscalls
+        self._asking: Aside[float] = Aside("kvfs-probe")
+        self._asked = 0
+        self._asked_at_s = 0.0
+        #: When the next probe is due; 0: at once.
+        self._next_s = 0.0
+        #: How long the last probe that has come back took.
+        self._took_s = 0.0
+        #: Whether the log says that the device is silent.
+        self._told = False
+
+    def run_due(self, now_s: float) -> None:
+        """Take the answer of the probe under way, or begin the next one."""
+        came_back_s = self._asking.pop_result()
+        if came_back_s is not None:
+            self._took_s = came_back_s - self._asked_at_s
+            self._next_s = now_s + _PAUSE_S
+            if self._told:
+                self._told = False
+                _log.warning("the device answers again, after %.1f s", self._took_s)
+        elif self._asking.busy:
+            waited_s = now_s - self._asked_at_s
+            if waited_s >= self._silent_s and not self._told:
+                self._told = True
+                _log.error(
+                    "the device has not answered for %.1f s: what needs it waits in the kernel, "
+                    "and goes on when it answers",
+                    waited_s,
+                )
+        elif now_s >= self._next_s:
+            self._asked += 1
+            self._asked_at_s = now_s
+            syncs = self._asked % _SYNC_EVERY == 0
+            self._asking.start(lambda: self._ask(syncs=syncs))
+
+    def _ask(self, *, syncs: bool) -> float:
+        """Read a block from the device, in a thread; return when that was done.
+
+        An error is an answer, too: other checks find out what it means.
+        """
+        with contextlib.suppress(OSError):
+            self._read(syncs=syncs)
+        return self._monotonic_s()
+
+    def _read(self, *, syncs: bool) -> None:
+        with mmap.mmap(-1, STAT_BLOCK_BYTES) as buffer:  # aligned, as O_DIRECT needs it
+            self._syscalls.preadv(self._fd, [buffer], 0)
+        if syncs:
+            self._syscalls.fdatasync(self._fd)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a probe is under way."""
+        return self._asking.busy
+
+    @property
+    def state(self) -> DeviceState:
+        """How the device answers, by the probe under way or else by the last one."""
+        waited_s = self._waited_s()
+        if waited_s >= self._silent_s:
+            return DeviceState.SILENT
+        is_slow = max(waited_s, self._took_s) >= _SLOW_S
+        return DeviceState.SLOW if is_slow else DeviceState.SERVING
+
+    def _waited_s(self) -> float:
+        """Return for how long the probe under way has waited; 0 without one."""
+        return self._monotonic_s() - self._asked_at_s if self._asking.busy else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """Return the state, and for how long a silent device has not answered, in s; else 0."""
+        state = self.state
+        silent_s = self._waited_s() if state is DeviceState.SILENT else 0.0
+        return {"device_state": state.value, "device_silent_s": round(silent_s, 1)}
+
+    def close(self) -> None:
+        """Wait for the probe under way, which uses the pool's file system."""
+        self._asking.join()
+        os.close(self._fd)
+
+
+def _opened(pool_fd: int, syscalls: Syscalls) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return syscalls.open(INODES, flags | os.O_DIRECT, dir_fd=pool_fd)
+    except OSError:  # tmpfs has no O_DIRECT everywhere
+        return syscalls.open(INODES, flags, dir_fd=pool_fd)

@@ -1,0 +1,117 @@
+"""What the probe says of a device that answers, answers late, does not answer, or fails."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.core.pool_layout import INODES
+from kvfs.engine.device_probe import DeviceProbe
+from kvfs.storage.syscalls import Syscalls
+from tests.support.clients.stepping import until
+
+SILENT_S: Final = 5.0
+
+
+class HeldSyscalls(Syscalls):
+    """Reads wait until ``answers`` is set, and then fail if there is an ``error_no``."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.error_no = 0
+        self.reads = self.syncs = 0
+        setattr(self, "preadv", self._preadv)  # noqa: B010  # static methods of the class
+        setattr(self, "fdatasync", self._fdatasync)  # noqa: B010
+
+    def _preadv(self, fd: int, buffers: list[bytearray], offset: int) -> int:
+        self.answers.wait()
+        self.reads += 1
+        if self.error_no:
+            raise OSError(self.error_no, os.strerror(self.error_no))
+        return os.preadv(fd, buffers, offset)
+
+    def _fdatasync(self, fd: int) -> None:
+        self.syncs += 1
+        os.fdatasync(fd)
+
+
+class Probed:
+    """A probe of a directory, with a clock and a device of the test's."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / INODES).write_bytes(b"range")
+        self.calls = HeldSyscalls()
+        self.now_s = 100.0
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.probe = DeviceProbe(fd, SILENT_S, lambda: self.now_s, self.calls)
+        finally:
+            os.close(fd)
+
+    def tick(self, later_s: float = 0.0) -> str:
+        """Let time pass, then a tick; return the state."""
+        self.now_s += later_s
+        self.probe.run_due(self.now_s)
+        return self.probe.state.value
+
+    def ask(self) -> str:
+        """Let one more probe begin and come back; return the state."""
+        self.tick(2.5)
+        return self.take_answer()
+
+    def take_answer(self) -> str:
+        """Wait until the probe under way has come back; return the state."""
+        reads = self.calls.reads
+
+        def came_back() -> bool:
+            self.tick()
+            return not self.probe.is_waiting
+
+        until(came_back, f"the probe after {reads} comes back")
+        return self.probe.state.value
+
+
+@pytest.fixture
+def probed(tmp_path: Path) -> Iterator[Probed]:
+    made = Probed(tmp_path)
+    yield made
+    made.calls.answers.set()
+    made.probe.close()
+
+
+def test_it_asks_every_two_seconds_and_syncs_every_fifth_time(probed: Probed) -> None:
+    for _ in range(10):
+        assert probed.ask() == "serving"
+    assert (probed.calls.reads, probed.calls.syncs) == (10, 2)
+    probed.tick(1.0)
+    assert not probed.probe.is_waiting
+
+
+def test_a_device_is_slow_and_then_silent_and_says_so(
+    probed: Probed, caplog: pytest.LogCaptureFixture
+) -> None:
+    probed.calls.answers.clear()
+    assert probed.tick() == "serving"
+    assert probed.tick(1.0) == "slow"
+    assert probed.probe.describe() == {"device_state": "slow", "device_silent_s": 0.0}
+    assert probed.tick(4.0) == "silent"
+    assert probed.tick(60.0) == "silent"
+    assert probed.probe.describe() == {"device_state": "silent", "device_silent_s": 65.0}
+    probed.calls.answers.set()
+    assert probed.take_answer() == "slow", "until the next one has answered in time"
+    assert probed.ask() == "serving"
+    said = [record.getMessage() for record in caplog.records]
+    assert [line[:23] for line in said] == ["the device has not answ", "the device answers agai"]
+    assert probed.calls.reads == 2, "no second probe while one waits"
+
+
+def test_an_error_is_an_answer(probed: Probed) -> None:
+    """Whether the device is lost is told by other checks (device_watch.py)."""
+    probed.calls.error_no = errno.EIO
+    assert probed.ask() == "serving"
+    assert probed.calls.reads == 1
