@@ -68,6 +68,8 @@ class Why(IntEnum):
     RECONCILED = 13
     #: The inode itself did not change: a scan found it, or a policy of many inodes changed.
     FOUND = 14
+    #: Its last writer closed it, and then it was renamed: both in one change.
+    STORED = 15
 
 
 class Changed(NamedTuple):

@@ -173,6 +173,12 @@ class Writing:
         """The server stops, and a client goes on writing."""
         self.outlives = True
 
+    @property
+    def is_plain_draft(self) -> bool:
+        """Whether it was created as a draft, and nothing but writing has happened to it."""
+        special = self.torn or self.outlives or self.overrun or self.renamed
+        return self.unfinished and not (special or self.emptied or self.met)
+
     def move(self) -> None:
         """It was renamed while it was being written."""
         self.renamed = True

@@ -26,6 +26,9 @@ _SYNC_EVERY: Final = 5
 #: A device that takes longer for one block is slow: a drive answers in milliseconds, a busy disk in
 #: tenths of a second.
 _SLOW_S: Final = 1.0
+#: At most so much of the time between two looks counts. If more has passed, this process was held
+#: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
+_LOOK_MAX_S: Final = 1.0
 
 
 class DeviceState(StrEnum):
@@ -57,7 +60,9 @@ class DeviceProbe:
         self._syscalls = syscalls
         self._asking: Aside[float] = Aside("kvfs-probe")
         self._asked = 0
-        self._asked_at_s = 0.0
+        self._asked_at_s = self._looked_s = 0.0
+        #: For how long the probe under way has waited, as of the last look.
+        self._waited_s = 0.0
         #: When the next probe is due; 0: at once.
         self._next_s = 0.0
         #: How long the last probe that has come back took.
@@ -67,15 +72,16 @@ class DeviceProbe:
 
     def run_due(self, now_s: float) -> None:
         """Take the answer of the probe under way, or begin the next one."""
+        waited_s = self._waited_s = self._waited_at(now_s)
+        self._looked_s = now_s
         came_back_s = self._asking.pop_result()
         if came_back_s is not None:
-            self._took_s = came_back_s - self._asked_at_s
+            self._took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
             self._next_s = now_s + _PAUSE_S
             if self._told:
                 self._told = False
                 _log.warning("the device answers again, after %.1f s", self._took_s)
         elif self._asking.busy:
-            waited_s = now_s - self._asked_at_s
             if waited_s >= self._silent_s and not self._told:
                 self._told = True
                 _log.error(
@@ -112,20 +118,22 @@ class DeviceProbe:
     @property
     def state(self) -> DeviceState:
         """How the device answers, by the probe under way or else by the last one."""
-        waited_s = self._waited_s()
+        waited_s = self._waited_at(self._monotonic_s())
         if waited_s >= self._silent_s:
             return DeviceState.SILENT
         is_slow = max(waited_s, self._took_s) >= _SLOW_S
         return DeviceState.SLOW if is_slow else DeviceState.SERVING
 
-    def _waited_s(self) -> float:
+    def _waited_at(self, now_s: float) -> float:
         """Return for how long the probe under way has waited; 0 without one."""
-        return self._monotonic_s() - self._asked_at_s if self._asking.busy else 0.0
+        if not self._asking.busy:
+            return 0.0
+        return self._waited_s + min(now_s - self._looked_s, _LOOK_MAX_S)
 
     def describe(self) -> dict[str, Any]:
         """Return the state, and for how long a silent device has not answered, in s; else 0."""
         state = self.state
-        silent_s = self._waited_s() if state is DeviceState.SILENT else 0.0
+        silent_s = self._waited_at(self._monotonic_s()) if state is DeviceState.SILENT else 0.0
         return {"device_state": state.value, "device_silent_s": round(silent_s, 1)}
 
     def close(self) -> None:

@@ -227,9 +227,10 @@ class Store:
         *who* is the calling process, *request* its request's number. Returns the inode that lost
         its name.
         """
-        truncating = self.blocks.truncating
+        truncating, closes = self.blocks.truncating, self.blocks.last_closes
         renames = (parent, name) != (new_parent, new_name)
         if replace and renames and truncating.displaced.contended(parent, name):
+            closes.settle()
             ino = self.namespace.lookup(parent, name)
             awaited = truncating.is_awaited(ino)
             finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
@@ -241,21 +242,21 @@ class Store:
                     self.pool.kernel.name_vanished(*changed)
                 return replaced
         if renames and truncating.displaced.fought_over(parent, name):
+            closes.settle()
             truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
         if who == SERVER and renames:
+            closes.settle()
             self.blocks.served.renames(self.namespace.lookup(parent, name))
         replaced = self.namespace.rename(
-            parent, name, new_parent, new_name, replace=replace, who=who, request=request
+            *(parent, name, new_parent, new_name),
+            replace=replace,
+            who=who,
+            request=request,
+            closes=closes,
         )
         if who == SERVER:
             self.blocks.served.renamed(self.namespace.lookup(new_parent, new_name))
         return replaced
-
-    def make_durable(self) -> None:
-        """Make all that was published durable, with every name; it blocks. Raises OSError."""
-        self.pool.background.hurry()
-        if error := self.pool.durable.syncs.all().error:
-            raise error
 
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""

@@ -31,6 +31,7 @@ class Parts(NamedTuple):
 def describe(mount: Parts) -> dict[str, Any]:
     """Return the figures of one mount, JSON-ready; sizes in bytes."""
     channel, path = mount.channel, mount.port.path
+    mount.store.blocks.last_closes.settle()
     return {
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,

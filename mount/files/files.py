@@ -280,7 +280,7 @@ class Files:
         if not handle.flushed:
             closing = blocks.publishing.never_closed(opened, handle.tid)
         appends = bool(handle.flags & os.O_APPEND)
-        blocks.close(opened, writer=True, appends=appends, closing=closing)
+        blocks.close(opened, writer=True, appends=appends, closing=closing, awaits_rename=True)
 
     def flush(self, fh: int, tid: int) -> None:
         """Note that thread *tid* closes a descriptor of *fh*; others may still be open.

@@ -293,6 +293,7 @@ class Answers:
         """
         if flags == _RENAME_EXCHANGE:
             request = self._request.present.unique
+            self._blocks.last_closes.settle()
             self._namespace.exchange(parent, name, new_parent, new_name, request=request)
             return
         if flags & ~_RENAME_NOREPLACE:

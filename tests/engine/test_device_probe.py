@@ -54,14 +54,24 @@ class Probed:
             os.close(fd)
 
     def tick(self, later_s: float = 0.0) -> str:
-        """Let time pass, then a tick; return the state."""
-        self.now_s += later_s
+        """Let time pass, with a tick each second and at the end; return the state."""
+        end_s = self.now_s + later_s
+        while self.now_s < end_s - 1:
+            self.now_s += 1
+            self.probe.run_due(self.now_s)
+        self.now_s = end_s
+        self.probe.run_due(self.now_s)
+        return self.probe.state.value
+
+    def stop(self, wait_s: float) -> str:
+        """Let time pass without any tick; return the state after the next one."""
+        self.now_s += wait_s
         self.probe.run_due(self.now_s)
         return self.probe.state.value
 
     def ask(self) -> str:
         """Let one more probe begin and come back; return the state."""
-        self.tick(2.5)
+        self.stop(2.5)
         return self.take_answer()
 
     def take_answer(self) -> str:
@@ -88,7 +98,7 @@ def test_it_asks_every_two_seconds_and_syncs_every_fifth_time(probed: Probed) ->
     for _ in range(10):
         assert probed.ask() == "serving"
     assert (probed.calls.reads, probed.calls.syncs) == (10, 2)
-    probed.tick(1.0)
+    assert probed.tick(1.0) == "serving"
     assert not probed.probe.is_waiting
 
 
@@ -108,6 +118,16 @@ def test_a_device_is_slow_and_then_silent_and_says_so(
     said = [record.getMessage() for record in caplog.records]
     assert [line[:23] for line in said] == ["the device has not answ", "the device answers agai"]
     assert probed.calls.reads == 2, "no second probe while one waits"
+
+
+def test_a_server_that_was_stopped_itself_says_nothing_of_the_device(probed: Probed) -> None:
+    """The thread that asks was stopped, too."""
+    probed.calls.answers.clear()
+    probed.tick()
+    assert probed.stop(60.0) == "slow"
+    probed.calls.answers.set()
+    assert probed.take_answer() == "slow"
+    assert probed.ask() == "serving"
 
 
 def test_an_error_is_an_answer(probed: Probed) -> None:

@@ -15,7 +15,8 @@ from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.rewriting import Answer
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
-from kvfs.engine.blocks.closes import Doubts, LastCloses
+from kvfs.engine.blocks.closes import Doubts
+from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.served import Emptying, Served
@@ -137,6 +138,7 @@ class Blocks:
         """
         if not writer and not truncate:
             return self.open_to_read(ino, served=maker == SERVER)
+        self.last_closes.publish_now(ino)
         writes = not self._pool.settings.read_only
         truncating, answer = self.truncating, Answer.EMPTY
         if truncate and writes:
@@ -186,6 +188,9 @@ class Blocks:
             return self._open_removed(ino)
         self.served.notice_late_write_at(ino)
         record = self._file(ino)
+        if record.state in UNFINISHED:
+            self.last_closes.publish_now(ino)
+            record = self._file(ino)
         opened = pool.open.inodes.enter(ino, writer=False)
         if opened.emptied and not served and record.state in UNFINISHED:
             pool.departures.leave(opened, writer=False)
@@ -275,17 +280,20 @@ class Blocks:
         writer: bool,
         appends: bool = False,
         closing: Closing | None = None,
+        awaits_rename: bool = False,
     ) -> None:
         """Close one handle. The last writer's close publishes, the last of all frees the inode.
 
         *closing* tells how the client closed it. If that is in doubt, ``settle`` closes it later.
+        If it *awaits_rename*, a draft under a temporary name may be published by that, or by
+        ``settle``.
         """
         if appends:
             opened.stop_appending()
         if closing is not None and self.doubts.raised(opened, closing):
             return
         if writer:
-            self.last_closes.close(opened)
+            self.last_closes.close(opened, awaits_rename=awaits_rename)
         else:
             self._pool.departures.leave(opened, writer=False)
 
@@ -327,6 +335,7 @@ class Blocks:
         """
         if size_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{size_bytes} bytes")
+        self.last_closes.publish_now(ino)
         pool, present = self._pool, self.present(ino)
         if size_bytes > present.size_bytes:
             self.publishing.allocate_ahead(ino)

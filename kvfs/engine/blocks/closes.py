@@ -1,32 +1,23 @@
-"""Closes by writers: the last one of a block, and those that wait to be carried out.
+"""Closes by writers that do not prove the block whole, and wait until it is known.
 
 A block is finished if the process that closes it stays alive, or ends by itself. But that process
 may be unknown: it is in another pid namespace, or no descriptor was left to check it. And a file
 may be written after its close, by io_uring or a mapping: then RELEASE comes when that ends, perhaps
 by a signal. Such a close does not prove the block whole: it stays a draft until its writer's fate
 is known, and is torn unless it is renamed or its process is seen alive in time.
-
-close(2) has returned already, so a failure cannot be reported to the writer. A whole block must not
-be lost because one write to the index failed. So it is tried again, and the name is removed only
-if that keeps failing.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import State, is_temporary
-from kvfs.core.types import InodeNo
-from kvfs.engine.blocks.publishing import Closing, Publishing
-from kvfs.engine.rewrite.findings import LockFiles
-from kvfs.engine.rewrite.versions import OldVersions
+from kvfs.engine.blocks.publishing import Closing
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Question
 from kvfs.pool.open.measure import is_as_recorded
 from kvfs.pool.open.open_inodes import OpenInode
-from kvfs.pool.open.open_notes import UNTOLD, NotedClose
+from kvfs.pool.open.open_notes import NotedClose
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -40,8 +31,6 @@ _DOUBTS_MAX: Final = 4096
 _QUESTIONS_MAX: Final = 8
 #: How long a stop waits for all answers together.
 _STOP_WAIT_S: Final = 1.0
-#: A block that could not be published in so many ticks in a row (two seconds) is given up.
-_PUBLISH_TRIES: Final = 100
 
 
 class _Doubt:
@@ -221,64 +210,3 @@ class Doubts:
         self.run_due(now_s)
         while self._doubts:  # it still has another writer
             self._tear(self._doubts.pop())
-
-
-class LastCloses:
-    """Carries out closes of writers; the last of an inode publishes."""
-
-    def __init__(
-        self, pool: Pool, publishing: Publishing, old: OldVersions, lock_files: LockFiles
-    ) -> None:
-        self._pool = pool
-        self._publishing = publishing
-        self._old = old
-        self._lock_files = lock_files
-        #: Blocks not published yet, and how often it was tried. The writer's handle still counts,
-        #: so that size and times come from the extent.
-        self._untold: deque[tuple[OpenInode, int]] = deque()
-
-    def close(self, opened: OpenInode) -> None:
-        """Close one writer's handle."""
-        if opened.writers == 1 and not self._pool.settings.read_only:
-            try:
-                self._publishing.publish(opened)
-            except (KvfsError, OSError) as error:
-                _log.warning("inode %#x is not published yet: %s", opened.ino, error)
-                self.put_off(opened)
-                return
-            if opened.ino in self._old:
-                self._old.end(opened.ino)
-        self._pool.departures.leave(opened, writer=True)
-        if opened.met and opened.writers == 1:
-            self._lock_files.part(opened)
-
-    def put_off(self, opened: OpenInode) -> None:
-        """Keep the handle of the last writer of *opened*, which has closed it, for ``settle``."""
-        self._untold.append((opened, 1))
-        self._pool.open.notes.closes(opened, (UNTOLD,))
-
-    def settle(self) -> None:
-        """Try again to publish the waiting blocks; stop at the first that still cannot be."""
-        while self._untold:
-            opened, tries = self._untold.popleft()
-            try:
-                if opened.writers == 1:  # else the next close publishes
-                    self._publishing.publish(opened)
-            except (KvfsError, OSError) as error:
-                if tries < _PUBLISH_TRIES or not self._publishing.dismiss(opened, error):
-                    self._untold.append((opened, tries + 1))
-                    return
-            self._pool.departures.leave(opened, writer=True)
-
-    def forget_all(self) -> set[InodeNo]:
-        """Empty the list; return the inodes that all writers have closed, for the stop."""
-        closed = {opened.ino for opened, _ in self._untold if opened.writers == 1}
-        self._untold.clear()
-        return closed
-
-    def end(self) -> bool:
-        """Give up what could not be published; return False if there was any."""
-        settled = not self._untold
-        while self._untold:
-            self._pool.departures.leave(self._untold.popleft()[0], writer=True)
-        return settled

@@ -191,15 +191,7 @@ class Publishing:
         before = self._namespace.record(opened.ino)
         record = measured(pool.syscalls, opened, before)
         written = record is not before
-        # What was written has just been measured.
-        allocated_bytes = (
-            record.allocated_bytes if written else pool.extents.allocated_bytes(opened.fd)
-        )
-        if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
-            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
-        if opened.created_in and allocated_bytes < record.size_bytes:
-            allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
-        pool.note_allocated(opened, allocated_bytes)
+        allocated_bytes = self._trimmed(opened, before, record)
         if opened.mixes and record.size_bytes:
             opened.tear()
         if opened.gone is not None:
@@ -227,6 +219,44 @@ class Publishing:
         if opened.quiet_writers:
             status = pool.syscalls.fstat(opened.fd)
             opened.note_left(status.st_size, status.st_mtime_ns)
+
+    def finished(self, opened: OpenInode, before: InodeRecord) -> InodeRecord | None:
+        """Return the record of a draft that is closed and gets its rename now; None if it is torn.
+
+        *before* is its record. The caller writes the new one to the index. Raises OSError.
+        """
+        record = measured(self._pool.syscalls, opened, before)
+        allocated_bytes = self._trimmed(opened, before, record)
+        state = opened.last_close(State(before.state), written=record is not before)
+        if state is State.GONE:
+            return None
+        # No process owns it, as it is renamed.
+        return not_before(before, record)._replace(
+            state=after(state, Event.RENAME),
+            allocated_bytes=allocated_bytes,
+            maker_tgid=0,
+            maker_birth=0,
+        )
+
+    def end(self, opened: OpenInode, growth_bytes: int) -> None:
+        """Note that the index has the final record of *opened*, *growth_bytes* larger."""
+        self._pool.space.taken.extra_bytes -= growth_bytes
+        opened.note_identity(lingers=False)
+        opened.end(whole=True)
+
+    def _trimmed(self, opened: OpenInode, before: InodeRecord, record: InodeRecord) -> int:
+        """Free the unused reserve of *opened*, measured as *record*; return what it holds then."""
+        pool = self._pool
+        # What was written has just been measured.
+        allocated_bytes = (
+            pool.extents.allocated_bytes(opened.fd) if record is before else record.allocated_bytes
+        )
+        if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
+            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
+        if opened.created_in and allocated_bytes < record.size_bytes:
+            allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
+        pool.note_allocated(opened, allocated_bytes)
+        return allocated_bytes
 
     def _trim_holes(
         self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int

@@ -23,12 +23,20 @@ from kvfs.core.errors import (
 from kvfs.core.inode_rules import Ascent, new_record, refuse_mismatch
 from kvfs.core.lifecycle import State
 from kvfs.core.rewriting import FORMER_NAME, Place, Recent
-from kvfs.core.types import NAME_MAX_BYTES, ROOT_INODE, TARGET_MAX_BYTES, InodeNo, InodeRecord
+from kvfs.core.types import (
+    NAME_MAX_BYTES,
+    NO_INODE,
+    ROOT_INODE,
+    TARGET_MAX_BYTES,
+    InodeNo,
+    InodeRecord,
+)
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
 from kvfs.pool.durable.identities import carries_identity
 from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S
+from kvfs.pool.open.ports import Closes
 from kvfs.pool.pool import Pool
 
 #: A listing is read from the index in steps of this many names.
@@ -264,11 +272,13 @@ class Namespace:
         replace: bool = True,
         who: Maker | None = None,
         request: int = 0,
+        closes: Closes | None = None,
     ) -> InodeNo | None:
         """Move a name, over an existing one if *replace*. Return the inode that lost its name.
 
         *who* is the calling process, None if it does not matter: a draft that another process
-        writes is published at its last close. Readers of a replaced block keep its bytes. Raises
+        writes is published at its last close. If that close waits in *closes*, it is carried out
+        by the same transaction. Readers of a replaced block keep its bytes. Raises
         NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
         """
         pool = self._pool
@@ -292,15 +302,21 @@ class Namespace:
             refuse_mismatch(record, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         opened = pool.open.inodes.get(ino)
-        moved = renamed(pool, opened, record, who)
+        closed = None
+        if closes is not None and opened is not None and opened.writers:
+            closed = closes.closed(opened, record)
+        moved = closed or renamed(pool, opened, record, who)
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
+        why, finished = (Why.RENAMED, NO_INODE) if closed is None else (Why.STORED, ino)
         # Atomic: no checkpoint from here until the name is visible.
-        with TreeChange(pool, now_ns, keeps=True) as change:
+        with TreeChange(pool, now_ns, finished=finished, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
                 change.unlink(replaced, replaced_record, Why.REPLACED)
-            change.move(move := Move(ino, record, moved))
+            change.move(move := Move(ino, record, moved), why=why)
             change.does(request, ino)
-        if opened is not None and opened.writers:
+        if closed is not None and closes is not None and opened is not None:
+            closes.published(opened, moved.allocated_bytes - record.allocated_bytes)
+        elif opened is not None and opened.writers:
             opened.move()
             pool.open.notes.writing(opened)
         follow(pool, self._allocator.room, self.former_names, move)

@@ -97,14 +97,15 @@ class TreeChange(PoolChange):
         now_ns: int,
         *,
         begun: InodeNo = NO_INODE,
+        finished: InodeNo = NO_INODE,
         lasting: bool = True,
         keeps: bool = False,
     ) -> None:
-        """Directories are changed at *now_ns*; *begun* and *lasting* as in ``Pool.change``.
+        """Directories are changed at *now_ns*; *begun* to *lasting* as in ``Pool.change``.
 
         *keeps*: an inode that loses its name may still be opened (``Namespace.keep_removed``).
         """
-        super().__init__(pool, pool.counters, begun, NO_INODE, lasting=lasting)
+        super().__init__(pool, pool.counters, begun, finished, lasting=lasting)
         self._tree = pool
         self._now_ns = now_ns
         self._keeps = keeps

@@ -370,7 +370,12 @@ class Visibility:
         """Whether process *who* must not see *record* under its name."""
         if record.state not in HIDEABLE:
             return False
-        return self.is_private(record) and not self._is_maker(who, ino, record)
+        if not self.is_private(record) or self._is_maker(who, ino, record):
+            return False
+        opened = self._inodes.get(ino)
+        if opened is None or not opened.awaits_rename:
+            return True
+        return self._policies.of(record.parent).only_renamed  # else it is whole: all see it
 
     def _is_maker(self, who: Maker, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether *who* writes *ino*, or may be its writer.

@@ -95,6 +95,7 @@ class Identities:
             Why.RESERVED,
             Why.CLOSED,
             Why.RENAMED,
+            Why.STORED,
             Why.SET,
             Why.ATTRIBUTED,
         }
@@ -132,7 +133,7 @@ class Identities:
             return
         if why is Why.ATTRIBUTED or (changed.gained and changed.before is None):
             self.note_attributes(ino)  # the identity is written after them
-        if why is Why.CLOSED or why is Why.RESTORED:
+        if why is Why.CLOSED or why is Why.STORED or why is Why.RESTORED:
             self.publish(ino, record)
         elif why is Why.RESERVED:
             self.withdraw(ino)

@@ -209,7 +209,7 @@ class CacheFigures:
     """The figures of one pool since its server started."""
 
     follows: Final = frozenset(
-        {Why.CLOSED, Why.RENAMED, Why.RESTORED, Why.REMOVED, Why.LOST, Why.EVICTED}
+        {Why.CLOSED, Why.RENAMED, Why.STORED, Why.RESTORED, Why.REMOVED, Why.LOST, Why.EVICTED}
     )
 
     def __init__(
@@ -250,7 +250,7 @@ class CacheFigures:
         elif S_ISDIR(after.mode):
             self.tallies.tree_changed()
             self.events.tree_changed()
-        elif why is Why.CLOSED:
+        elif why is Why.CLOSED or why is Why.STORED:
             self.closed(before, after)
         elif S_ISREG(after.mode):
             self.renamed(before, after)

@@ -41,6 +41,8 @@ class Hands:
     flushed = False
     #: Size and mtime (ns) of the extent when a writer's descriptor was closed last.
     flushed_as = (-1, 0)
+    #: Its last writer has closed it, and the rename that follows publishes it, or else a tick.
+    awaits_rename = False
     #: It is being rewritten; its identity was removed, but may still be on the device.
     identity_lingers = False
 
@@ -90,6 +92,14 @@ class Hands:
         """Before the last server ended, a writer's descriptor was closed."""
         self.flushed = True
         self.flushed_as = max(self.flushed_as, flushed_as, key=lambda at: at[1])
+
+    def await_rename(self) -> None:
+        """Its last writer has closed it; what follows publishes it."""
+        self.awaits_rename = True
+
+    def await_no_rename(self) -> None:
+        """It is published now, or by the next close."""
+        self.awaits_rename = False
 
     def note_identity(self, *, lingers: bool) -> None:
         """Note whether the device may still have an identity of what is being rewritten."""

@@ -1,12 +1,13 @@
-"""Two ports: what the parts of the pool need of parts above them, passed to their constructors.
+"""Three ports: what the parts of the pool need of parts above them, passed to them.
 
 ``Room`` is implemented by the engine, which evicts when space is needed, and ``Kernel`` by the
-mount, which talks to the kernel. There are no other upward calls (see docs/dev/architecture.md).
+mount, which talks to the kernel. ``Closes`` is implemented by the engine's last closes, for a
+rename. There are no other upward calls (see docs/dev/architecture.md).
 """
 
 from typing import Protocol
 
-from kvfs.core.types import BackingId, InodeNo
+from kvfs.core.types import BackingId, InodeNo, InodeRecord
 from kvfs.pool.open.open_inodes import OpenInode
 
 
@@ -35,6 +36,16 @@ class Room(Protocol):
 
     def rank_anew(self) -> None:
         """Rank every block again, because a policy changed for many of them."""
+
+
+class Closes(Protocol):
+    """Closes of drafts that wait for their rename."""
+
+    def closed(self, opened: OpenInode, record: InodeRecord) -> InodeRecord | None:
+        """Return what the close of *opened* that waits makes of *record*; None: none waits."""
+
+    def published(self, opened: OpenInode, growth_bytes: int) -> None:
+        """Note that the rename has published *opened*, which takes *growth_bytes* more now."""
 
 
 class Kernel(Protocol):

@@ -40,7 +40,7 @@ class ReadyExtent(NamedTuple):
 class ReadyExtents:
     """Prepared extents, by the size they were preallocated to."""
 
-    follows: Final = frozenset({Why.CLOSED})
+    follows: Final = frozenset({Why.CLOSED, Why.STORED})
 
     def __init__(
         self,

@@ -94,7 +94,9 @@ class Course:
 
         It is what ``--fsync=honour`` does for an fsync. Raises OSError.
         """
-        self.engine.make_durable()
+        self.engine.pool.background.hurry()
+        if error := self.engine.pool.durable.syncs.all().error:
+            raise error
 
     # ---- the ends ----
 
