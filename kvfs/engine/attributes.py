@@ -64,6 +64,7 @@ class Attributes:
         pool = self._pool
         if pool.settings.read_only:
             raise ReadOnly
+        self._blocks.last_closes.publish_now(ino)
         record = self._namespace.record(ino)
         if change.size_bytes is not None:
             if not stat.S_ISREG(record.mode):
@@ -154,6 +155,7 @@ class Attributes:
         Raises NoSuchAttribute, also for every other namespace, and DeadInode.
         """
         if is_own(name):
+            self._blocks.last_closes.publish_now(ino)
             return self._own.value(ino, self._namespace.record(ino), name)
         ino = self._bearer(ino)
         if not name.startswith(USER_PREFIX):
@@ -216,6 +218,7 @@ class Attributes:
             raise AttributeTooLarge(f"{len(value)} bytes")
         require_node(self._pool, uid)  # before anything is evicted for it
         self._allocator.require_name()
+        self._blocks.last_closes.publish_now(ino)
         record = self._namespace.record(ino)
         if is_own(name) and self._gone(ino) is not None:
             raise DeadInode(f"inode {ino}")
@@ -230,6 +233,7 @@ class Attributes:
         """Remove attribute *name*. Raises NoSuchAttribute, Unsupported, ReadOnly."""
         self._require_settable(name)
         ino = self._bearer(ino)
+        self._blocks.last_closes.publish_now(ino)
         record = self._namespace.record(ino)
         present = self._stored(ino, name) is not None
         if is_own(name) and (present or name not in NAMES):

@@ -71,6 +71,8 @@ class Generations:
         """*epoch* is the pool's secret of 64 bits; *alike*: it gives all inodes the same one."""
         self._alike = epoch & _U32_MAX if alike else None
         self._key = epoch.to_bytes(8, "little")
+        #: The inode asked for last, with its generation: a store asks three times for its own.
+        self._last_ino, self._last = ROOT_INODE, 0
 
     def of(self, ino: InodeNo) -> int:
         """Return the generation of *ino*, of 32 bits.
@@ -78,6 +80,11 @@ class Generations:
         It is 0 for the root: the kernel warns of any other one (fuse_lookup_name() in
         fs/fuse/dir.c).
         """
+        if ino != self._last_ino:
+            self._last_ino, self._last = ino, self._made_for(ino)
+        return self._last
+
+    def _made_for(self, ino: InodeNo) -> int:
         if ino == ROOT_INODE:
             return 0
         if self._alike is not None:

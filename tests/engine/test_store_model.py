@@ -29,7 +29,7 @@ from tests.support.store.stores import (
     write,
 )
 
-NAMES: Final = st.sampled_from([b"a", b"b", b"c", b"n" * 255, b"\xff\x01"])
+NAMES: Final = st.sampled_from([b"a", b"b", b"c.tmp", b"n" * 255, b"\xff\x01"])
 MORE_NAMES: Final = st.integers(0, 200).map(b"block %d".__mod__)
 PICKS: Final = st.integers(0, 1 << 20)
 OFFSETS: Final = st.sampled_from([0, 0, 0, 1, 4096, 70_000])
@@ -238,7 +238,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.open:
             return
         node, opened, writer = self.open.pop(pick % len(self.open))
-        self.store.close(opened, writer=writer)
+        self.store.close(opened, writer=writer, awaits_rename=pick % 2 > 0)
         if writer:
             node.close_writer()
         else:

@@ -200,7 +200,9 @@ class UndurableBlocks:
         """
         if self._identified.get(ino) is not waiting:
             return False
-        self.remove(ino)
+        del self._identified[ino]
+        self.size_bytes -= waiting.size_bytes
+        self._memory.drop(Lacks.BYTES, ino)
         return True
 
     def forget_identified(self) -> None:

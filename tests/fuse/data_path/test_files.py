@@ -83,6 +83,7 @@ async def test_a_draft_without_a_reserve_gets_it_with_its_first_bytes(desk: Coun
     assert await desk.transfers.write(fh, 0, bytes(5 * MIB)) == 5 * MIB
     assert store.opened(ino).allocated_bytes == 20 * MIB
     desk.close_file(fh)
+    store.settle_closes()
     assert store.row(ino).allocated_bytes == 5 * MIB
     for opened in read:
         store.close(opened, writer=False)
