@@ -192,7 +192,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
             "walk_step_us": walk_s / steps * 1e6,
             "rss_anon_mb": rss_anon_mb() - before_mb,
             "renote_us": _mean_us(
-                lambda ino: store.parts.ranks.enter(InodeNo(ino), record),
+                lambda ino: store.parts.rules.ranks.enter(InodeNo(ino), record),
                 range(FIRST_INODE, FIRST_INODE + blocks),
             ),
         }

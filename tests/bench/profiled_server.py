@@ -26,9 +26,9 @@ def profiled_server(tree: Path, program: str, device: str, place: Path) -> Itera
     kvfs(tree, "mkfs", "--force", device)
     mountpoint, written = place / "kv", place / "found.json"
     mountpoint.mkdir(exist_ok=True)
-    command = [tree / ".venv/bin/python", "-c", program, tree, written, "mount", "--foreground"]
+    interpreter: list[str | Path] = [tree / ".venv/bin/python", "-c", program, tree, written]
     server = subprocess.Popen(
-        [*command, "--data-path=passthrough", device, mountpoint],
+        [*interpreter, "mount", "--foreground", "--data-path=passthrough", device, mountpoint],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         stderr=subprocess.DEVNULL,
