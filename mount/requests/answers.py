@@ -330,5 +330,7 @@ class Answers:
 
     def unlink(self, parent: InodeNo, name: bytes) -> None:
         """Remove a file's name. Raises what ``Namespace.unlink`` raises."""
-        self._store.watch.look_at_removal(self._namespace.lookup(parent, name))
+        ino = self._namespace.lookup(parent, name)
+        self._blocks.last_closes.publish_now(ino)
+        self._store.watch.look_at_removal(ino)
         self._removed(self._namespace.unlink(parent, name, request=self._request.present.unique))
