@@ -126,7 +126,7 @@ def test_who_uses_it_meanwhile_finds_it_published(running: Host, use: str) -> No
 
 
 def test_all_see_what_is_closed(running: Host) -> None:
-    """[life-drafts] A draft of another is hidden by the policy, a closed file is not."""
+    """[life-drafts-owner] A draft of another is hidden by the policy, a closed file is not."""
     store = running.store
     store.set_xattr(ROOT_INODE, b"user.kvfs.drafts", b"owner")
     opened, record = store.create(ROOT_INODE, TMP, FILE, 0, 0)
@@ -197,7 +197,7 @@ def test_a_stop_publishes_it() -> None:
 @pytest.mark.usefixtures("caplog")
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_server_that_takes_over_knows_of_the_close(renamed: bool) -> None:
-    """[takeover] Killed between the close and the rename, or right after that."""
+    """[taken-over] Killed between the close and the rename, or right after that."""
     with host() as made:
         made.start_outliving()
         closed(made.store)
