@@ -21,6 +21,7 @@ from kvfs.client.dead_mount import (
     take_away,
     wait_for_end,
 )
+from kvfs.client.device_answers import device_answers
 from kvfs.client.liveness import was_killed
 from kvfs.client.nfs.nfsd import taken_exports, way_out
 from kvfs.client.servers import remove_dead_sockets, server_of
@@ -35,8 +36,10 @@ from kvfs.core.errors import (
 )
 from kvfs.core.mount_name import config_path, name_of
 from kvfs.core.settings import Settings
+from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import (
     FS_TYPE,
+    Mount,
     mount_at,
     note_of,
     resolve_mountpoint,
@@ -146,7 +149,7 @@ def _end(mountpoint: str, args: argparse.Namespace) -> int:
                 print(f"kvfs: {mountpoint} was a dead mount{served}", file=sys.stderr)
         free_place(mountpoint)  # it may have been put over a dead one
         wait_s = min(args.wait_s, _LAZY_WAIT_S) if args.lazy else args.wait_s
-        ended, note = _wait_for_server(pidfd, present.device, wait_s)
+        ended, note = _wait_for_server(server_pid, pidfd, present, wait_s)
     finally:
         if pidfd >= 0:
             os.close(pidfd)
@@ -184,8 +187,10 @@ def _settings(mountpoint: str | None, config: str | None) -> Settings:
         return Settings()
 
 
-def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]:
-    """Wait for the server's end; return whether it has ended, or else a note on who has its mount.
+def _wait_for_server(server_pid: int, pidfd: int, mount: Mount, wait_s: float) -> tuple[bool, str]:
+    """Wait for the server's end; return whether it has ended, or else a note on what keeps it.
+
+    A device that does not answer at two looks is not waited for.
 
     If another mount namespace has a copy of the mount, the server may run on for any time, so the
     wait ends. A new namespace copies all mounts, also while we wait. One that is gone at the next
@@ -193,7 +198,9 @@ def _wait_for_server(pidfd: int, device: str, wait_s: float) -> tuple[bool, str]
     """
     until_s, pause_s, before = time.monotonic() + wait_s, _LOOK_S, ""
     while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
-        note = note_of(lambda mount: mount.device == device)
+        note = note_of(lambda other: other.device == mount.device)
+        if not note and device_wait(server_pid) is not None and not device_answers(mount.source):
+            note = f": it waits for {mount.source}, which does not answer, and ends when that does"
         if (note and note == before) or time.monotonic() >= until_s:
             return False, note
         before, pause_s = note, _LOOK_AGAIN_S

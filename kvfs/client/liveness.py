@@ -8,11 +8,10 @@ left behind if it takes too long.
 
 import errno
 import os
-import subprocess
 import sys
 from typing import Final
 
-from kvfs.client.subprocesses import LOOK_MAX_S, program_again
+from kvfs.client.subprocesses import ended_in_time
 
 _DEAD: Final = 77
 #: Errors after the server's end, and after its connection was aborted.
@@ -29,20 +28,7 @@ def has_ended(mountpoint: str) -> bool:
 
 def has_no_server(mountpoint: str) -> bool:
     """Whether nobody has /dev/fuse of the kvfs at *mountpoint* open; False if unknown after 3 s."""
-    command, environment = program_again("kvfs.client.liveness")
-    looker = subprocess.Popen(
-        [*command, mountpoint],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    try:
-        return looker.wait(LOOK_MAX_S) == _DEAD
-    except subprocess.TimeoutExpired:
-        looker.kill()
-        looker.returncode = 0  # it may live longer than we do, of which Popen would warn
-        return False
+    return ended_in_time("kvfs.client.liveness", mountpoint) == _DEAD
 
 
 def held_up_server(mountpoint: str) -> int:

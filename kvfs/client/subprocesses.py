@@ -64,21 +64,37 @@ def seen_in_time(module: str, mountpoint: str) -> list[bytes]:
 
     Such a module looks at every process and can hang in one of them, so it is a separate program.
     """
+    exit_code, printed = _run_in_time(module, mountpoint)
+    return (printed.rpartition(b"\n")[0] if exit_code is None else printed).splitlines()
+
+
+def ended_in_time(module: str, argument: str) -> int | None:
+    """Return the exit code of *module*, run with *argument*; None if it takes more than 3 s."""
+    return _run_in_time(module, argument)[0]
+
+
+def _run_in_time(module: str, argument: str) -> tuple[int | None, bytes]:
+    """Return exit code and output of *module*, which is left behind if it takes too long.
+
+    It is killed then, but not waited for: it may hang in the kernel, which ends for no signal.
+    """
     command, environment = program_again(module)
+    program = subprocess.Popen(
+        [*command, argument],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
     try:
-        done = subprocess.run(
-            [*command, mountpoint],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=LOOK_MAX_S,
-            check=False,
-        )
-        printed = done.stdout
+        printed, _ = program.communicate(timeout=LOOK_MAX_S)
     except subprocess.TimeoutExpired as late:
-        printed = (late.stdout or b"").rpartition(b"\n")[0]
-    return printed.splitlines()
+        program.kill()
+        if program.stdout is not None:
+            program.stdout.close()
+        program.returncode = 0  # it may live longer than we do, of which Popen would warn
+        return None, late.output or b""
+    return program.returncode, printed
 
 
 def output_of(

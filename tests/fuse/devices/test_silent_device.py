@@ -20,7 +20,7 @@ DATA: Final = b"w" * 200_000
 #: Longer than the server may be silent (silent_max_s below) and a command waits for its answer.
 SETTINGS: Final = ("--set=silent_max_s=4", "--set=device_silent_s=1")
 #: Of commands whose server does not answer.
-EXIT_CODES: Final = {"status": 12, "doctor": 19, "sync": 12}
+EXIT_CODES: Final = {"status": 12, "doctor": 19, "sync": 12, "umount": 12}
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -78,9 +78,9 @@ def test_a_server_that_waits_for_its_device_is_left_alone(
                 "the supervisor finds that the server waits",
             )
             waits = f"server {server_pid} waits in the kernel for its device {drive.path}"
-            for command, exit_code in EXIT_CODES.items():
+            for command in ("status", "doctor", "sync"):
                 code, told = told_by(command, mounted)
-                assert code == exit_code, told
+                assert code == EXIT_CODES[command], told
                 assert waits in " ".join(told.split())
                 assert "Do not kill it" in told
                 assert "kill -" not in told
@@ -115,3 +115,19 @@ def test_while_nobody_stores_names_and_cached_bytes_are_served(
         assert mounted.status()["device_silent_s"] == 0
         assert any("the device has not answered" in line for line in mounted.errors())
         assert "the device answers again, after" in mounted.log_file.read_text()
+
+
+def test_an_unmount_does_not_wait_for_the_device(drive: FailingDrive, data_path: str) -> None:
+    """[device-silent] It detaches the mount and says what stays; the server ends by itself."""
+    with mounted_on(drive, data_path, *SETTINGS) as mounted:
+        server_pid = mounted.status()["server_pid"]
+        store(mounted.path, "block")
+        with drive.silent():
+            code, told = told_by("umount", mounted)
+            assert code == EXIT_CODES["umount"], told
+            assert f"server {server_pid} runs on: it waits for {drive.path}, which" in told
+            assert not mounted.path.is_mount()
+            assert os.path.exists(f"/proc/{server_pid}")
+        until(lambda: not os.path.exists(f"/proc/{server_pid}"), "the server ends by itself")
+        mounted.start()
+        assert (mounted.path / "block").read_bytes() == DATA
