@@ -21,7 +21,7 @@ from kvfs.client.dead_mount import (
     take_away,
     wait_for_end,
 )
-from kvfs.client.device_answers import device_answers
+from kvfs.client.late_answer import device_answers
 from kvfs.client.liveness import was_killed
 from kvfs.client.nfs.nfsd import taken_exports, way_out
 from kvfs.client.servers import remove_dead_sockets, server_of

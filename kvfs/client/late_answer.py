@@ -1,11 +1,24 @@
-"""Which mount a control socket belongs to, and why its server does not answer."""
+"""Which mount a control socket belongs to, and why its server does not answer.
 
-from typing import ClassVar
+Whoever reads from a silent device waits in the kernel, and no signal ends that. So a separate
+program reads, past the page cache, and is left behind if it takes too long
+(``python -m kvfs.client.late_answer SOURCE``).
+"""
 
+import contextlib
+import mmap
+import os
+import sys
+from typing import ClassVar, Final
+
+from kvfs.client.subprocesses import ended_in_time
 from kvfs.core.errors import ServeFailed
 from kvfs.core.mount_name import name_of, socket_path
+from kvfs.core.pool_layout import INODES
 from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import FS_TYPE, Mount, mounts
+
+_READ_BYTES: Final = mmap.PAGESIZE
 
 
 class WaitsForDevice(ServeFailed):
@@ -34,3 +47,24 @@ def no_answer(path: str, server_pid: int, waited_s: float) -> ServeFailed:
         f"{late}: server {server_pid} waits in the kernel for {device} ({wait}). It goes on by "
         "itself when the device answers. Do not kill it: no signal ends it before"
     )
+
+
+def device_answers(source: str) -> bool:
+    """Whether the drive, image or directory *source* answers within 3 s, if only with an error."""
+    return ended_in_time("kvfs.client.late_answer", source) is not None
+
+
+def main() -> None:
+    """Read the beginning of a source. An error is an answer, too."""
+    source = sys.argv[1]
+    with contextlib.suppress(OSError), mmap.mmap(-1, _READ_BYTES) as aligned:
+        path = f"{source}/{INODES}" if os.path.isdir(source) else source
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:  # tmpfs has no O_DIRECT everywhere
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.preadv(fd, [aligned], 0)
+
+
+if __name__ == "__main__":
+    main()

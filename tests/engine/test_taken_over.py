@@ -17,6 +17,7 @@ from tests.support.store.stores import (
     Host,
     assert_exact,
     assert_no_strays,
+    get,
     host,
     put,
     settle,
@@ -60,6 +61,19 @@ def test_a_draft_goes_on_being_written(running: Host) -> None:
     store.close(again, writer=True)
     assert store.record(draft.ino).size_bytes == 2 * len(BYTES)
     assert store.record(draft.ino).state != State.DRAFT
+    settle(store)
+    assert_exact(running)
+
+
+def test_a_truncation_that_was_under_way_loses_nothing(running: Host) -> None:
+    """[taken-over] The server was killed inside it; the kernel sends the request again."""
+    ino = put(running.store, ROOT_INODE, b"block", BYTES)
+    own = running.store.open(ino, writer=True, truncate=False)
+    os.ftruncate(running.store.extent_fd(own), 100)
+    store = running.take_over()
+    assert store.lookup(ROOT_INODE, b"block") == ino
+    store.truncate(ino, 100)
+    assert get(store, ROOT_INODE, b"block") == BYTES[:100]
     settle(store)
     assert_exact(running)
 

@@ -42,8 +42,14 @@ class Finished(NamedTuple):
     measured: int
 
 
-def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ()) -> Finished:
+def finish_index(
+    index: Index, extents: Extents, kept: Collection[InodeNo] = (), *, takes_over: bool = False
+) -> Finished:
     """Finish the open inodes of *index*, except those *kept*, which clients still write.
+
+    If this server *takes_over* a mount, all that clients write is *kept*. A block in rewriting that
+    is not was opened by the last server itself, to truncate it: it is whole, before that or after,
+    and the kernel sends the request again.
 
     After a failure it can be repeated. Raises NoSpace, OSError, Damaged.
     """
@@ -53,7 +59,7 @@ def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ())
     for ino, record in _search(index) if listed is None else _listed(index, listed):
         if ino in kept:
             continue
-        again = _measured(extents, ino, record)
+        again = _measured(extents, ino, record, by_server=takes_over)
         if again == record:
             continue
         with index.write() as txn:
@@ -73,12 +79,19 @@ def finish_index(index: Index, extents: Extents, kept: Collection[InodeNo] = ())
     return Finished(dropped, measured)
 
 
-def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord | None:
-    """Return *record* as its extent now is, None if it must be dropped. Raises OSError."""
+def _measured(
+    extents: Extents, ino: InodeNo, record: InodeRecord, *, by_server: bool
+) -> InodeRecord | None:
+    """Return *record* as its extent now is, None if it must be dropped. Raises OSError.
+
+    *by_server*: a block in rewriting was not written by a client.
+    """
     state = State(record.state)
     # A client of the dead mount may still write without any server, by passthrough or a mapping.
     # Asked before the extent is measured: a client that closes now may have written until now.
-    outlives = state in (State.RENAMED, State.REWRITE) and extents.is_written(ino)
+    is_whole = by_server and state is State.REWRITE
+    may_lack = state in (State.RENAMED, State.REWRITE) and not is_whole
+    outlives = may_lack and extents.is_written(ino)
     try:
         status = None if record.state in UNFINISHED else extents.stat(ino)
     except OSError as error:
@@ -88,9 +101,9 @@ def _measured(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecor
         return None
     if status is None or outlives:
         return None
+    if may_lack and not is_as_recorded(status, record):
+        return None
     if state in (State.RENAMED, State.REWRITE):
-        if not is_as_recorded(status, record):
-            return None
         # A block in rewriting may have been rewritten before, and so have no identity.
         state = State.PUBLISHED if state is State.RENAMED else State.REWRITTEN
     return record._replace(

@@ -252,7 +252,7 @@ def _take_over(
     ):
         done = journal.done()
         index.settle()
-        finished = finish_index(index, extents, kept)
+        finished = finish_index(index, extents, kept, takes_over=True)
     _log.warning(
         "%s: taken over; %d drafts that nobody has open dropped, %d rewritten blocks measured",
         device.source,
