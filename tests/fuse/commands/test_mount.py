@@ -15,7 +15,7 @@ import pytest
 from kvfs import __version__
 from kvfs.cli import mount_background, umount
 from kvfs.cli.main import main
-from kvfs.client import liveness, servers
+from kvfs.client import servers, subprocesses
 from kvfs.client.control_socket import ask
 from kvfs.core import errors
 from kvfs.core.errors import UsageError
@@ -175,7 +175,7 @@ def test_only_what_the_kernel_says_is_dead_is_called_dead(
 ) -> None:
     """A second place of a mount has no server by its name, nor has one that is named otherwise."""
     monkeypatch.setattr(servers, "_ANSWER_WAIT_S", 0.2)
-    monkeypatch.setattr(liveness, "LOOK_MAX_S", 1.0)
+    monkeypatch.setattr(subprocesses, "LOOK_MAX_S", 1.0)
     again = place / "again"
     again.mkdir()
     with small_mount(place, f"--name=kvfs-test-other-{os.getpid()}") as mount:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.cli.main import main
-from kvfs.client import liveness, servers
+from kvfs.client import servers, subprocesses
 from kvfs.client.servers import answers
 from kvfs.core import errors
 from kvfs.core.mount_name import RUN_DIRECTORY
@@ -74,7 +74,7 @@ def test_then_it_says_that_the_next_one_does_not_serve_yet(
     mount: Supervised, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(servers, "_TAKEOVER_WAIT_S", 0.1)
-    monkeypatch.setattr(liveness, "LOOK_MAX_S", 1.0)
+    monkeypatch.setattr(subprocesses, "LOOK_MAX_S", 1.0)
     die(mount)
     coming = f"kvfs: the server of {mount.path} has died, and the next one does not serve yet; "
     for words in (["status", str(mount.path)], ["status"], ["sync", str(mount.path)]):

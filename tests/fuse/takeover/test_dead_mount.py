@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.cli.dead_place import Place, hold_place
-from kvfs.client import liveness
+from kvfs.client import subprocesses
 from kvfs.client.dead_mount import dead_mount_at, take_away
 from kvfs.client.liveness import held_up_server
 from kvfs.core import errors
@@ -144,7 +144,7 @@ def test_of_two_who_start_at_a_dead_mount_one_serves(place: Path) -> None:
 
 
 def test_what_is_not_known_to_be_dead_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_MAX_S", 1.0)
+    monkeypatch.setattr(subprocesses, "LOOK_MAX_S", 1.0)
     with small_mount(place) as mount:
         os.kill(mount.server_pid, signal.SIGSTOP)
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.cli import umount
 from kvfs.core import errors
-from kvfs.machine.mount_table import elsewhere
+from kvfs.machine.mount_table import Mount, elsewhere
 from tests.fuse.conftest import require_passthrough
 from tests.support.devices.pools import blank_source
 from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
@@ -147,7 +147,8 @@ def test_a_copy_that_comes_while_umount_waits_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(umount, "_LOOK_AGAIN_S", 0.01)
     pidfd = os.pidfd_open(os.getpid())
     try:
-        told = umount._wait_for_server(pidfd, "0:77", 3600.0)
+        held = Mount("/kv", "fuse.kvfs", "/pool", "0:77", ())
+        told = umount._wait_for_server(os.getpid(), pidfd, held, 3600.0)
     finally:
         os.close(pidfd)
     assert told == (False, lasting)
