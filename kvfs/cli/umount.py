@@ -198,9 +198,10 @@ def _wait_for_server(server_pid: int, pidfd: int, mount: Mount, wait_s: float) -
     """
     until_s, pause_s, before = time.monotonic() + wait_s, _LOOK_S, ""
     while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
-        note = note_of(lambda other: other.device == mount.device)
-        if not note and device_wait(server_pid) is not None and not device_answers(mount.source):
+        if device_wait(server_pid) is not None and not device_answers(mount.source):
             note = f": it waits for {mount.source}, which does not answer, and ends when that does"
+        else:
+            note = note_of(lambda other: other.device == mount.device)
         if (note and note == before) or time.monotonic() >= until_s:
             return False, note
         before, pause_s = note, _LOOK_AGAIN_S
