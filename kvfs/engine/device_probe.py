@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import STAT_BLOCK_BYTES
+from kvfs.core.types import PAGE_BYTES
 from kvfs.storage.background import Aside
 from kvfs.storage.syscalls import Syscalls
 
@@ -105,7 +105,9 @@ class DeviceProbe:
         return self._monotonic_s()
 
     def _read(self, *, syncs: bool) -> None:
-        with mmap.mmap(-1, STAT_BLOCK_BYTES) as buffer:  # aligned, as O_DIRECT needs it
+        # Aligned, and not shorter than the sector of any drive: O_DIRECT refuses all else with
+        # EINVAL, which the drive is not asked for.
+        with mmap.mmap(-1, PAGE_BYTES) as buffer:
             self._syscalls.preadv(self._fd, [buffer], 0)
         if syncs:
             self._syscalls.fdatasync(self._fd)

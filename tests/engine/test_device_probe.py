@@ -25,12 +25,14 @@ class HeldSyscalls(Syscalls):
         self.answers.set()
         self.error_no = 0
         self.reads = self.syncs = 0
+        self.asked_bytes: set[int] = set()
         setattr(self, "preadv", self._preadv)  # noqa: B010  # static methods of the class
         setattr(self, "fdatasync", self._fdatasync)  # noqa: B010
 
     def _preadv(self, fd: int, buffers: list[bytearray], offset: int) -> int:
         self.answers.wait()
         self.reads += 1
+        self.asked_bytes.add(sum(map(len, buffers)))
         if self.error_no:
             raise OSError(self.error_no, os.strerror(self.error_no))
         return os.preadv(fd, buffers, offset)
@@ -128,6 +130,12 @@ def test_a_server_that_was_stopped_itself_says_nothing_of_the_device(probed: Pro
     probed.calls.answers.set()
     assert probed.take_answer() == "slow"
     assert probed.ask() == "serving"
+
+
+def test_it_asks_for_no_less_than_the_sector_of_any_drive(probed: Probed) -> None:
+    """O_DIRECT of less is EINVAL on drives with sectors of 4 KiB, which are not asked then."""
+    probed.ask()
+    assert probed.calls.asked_bytes == {4096}
 
 
 def test_an_error_is_an_answer(probed: Probed) -> None:
