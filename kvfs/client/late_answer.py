@@ -9,16 +9,16 @@ import contextlib
 import mmap
 import os
 import sys
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from kvfs.client.subprocesses import ended_in_time
 from kvfs.core.errors import ServeFailed
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.pool_layout import INODES
+from kvfs.core.types import PAGE_BYTES
 from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import FS_TYPE, Mount, mounts
-
-_READ_BYTES: Final = mmap.PAGESIZE
+from kvfs.storage.direct_open import open_direct
 
 
 class WaitsForDevice(ServeFailed):
@@ -57,12 +57,9 @@ def device_answers(source: str) -> bool:
 def main() -> None:
     """Read the beginning of a source. An error is an answer, too."""
     source = sys.argv[1]
-    with contextlib.suppress(OSError), mmap.mmap(-1, _READ_BYTES) as aligned:
+    with contextlib.suppress(OSError), mmap.mmap(-1, PAGE_BYTES) as aligned:
         path = f"{source}/{INODES}" if os.path.isdir(source) else source
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:  # tmpfs has no O_DIRECT everywhere
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_direct(lambda direct: os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct))
         os.preadv(fd, [aligned], 0)
 
 

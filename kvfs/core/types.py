@@ -3,6 +3,7 @@
 An id is a NewType so that a size cannot be passed where an inode number is meant.
 """
 
+from enum import StrEnum
 from typing import Final, NamedTuple, NewType
 
 InodeNo = NewType("InodeNo", int)
@@ -71,3 +72,11 @@ class InodeRecord(NamedTuple):
 def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
     """Return *size_bytes* rounded up to a multiple of *unit_bytes*."""
     return -(-size_bytes // unit_bytes) * unit_bytes
+
+
+class DeviceState(StrEnum):
+    """How a device answers a small read, by the time that it takes (engine/device_probe.py)."""
+
+    SERVING = "serving"
+    SLOW = "slow"
+    SILENT = "silent"

@@ -6,13 +6,14 @@ No path on a mounted kvfs is ever looked at: if its server hangs, the doctor wou
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from kvfs.client.nfs.ganesha import ganeshas
 from kvfs.client.nfs.nfsd import Export, told_exports
 from kvfs.client.servers import status_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, NotMounted, UsageError
+from kvfs.core.types import DeviceState
 from kvfs.devices import recognise
 from kvfs.doctor.below_mount import below, told
 from kvfs.doctor.connector_settings import from_flag, with_given
@@ -31,8 +32,6 @@ from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
 from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
 
-#: Of `device_state` in a status. Any other device may not be read: that could wait for ever.
-SERVING: Final = "serving"
 _SYSCTL: Final = "/proc/sys"
 _TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
 
@@ -74,7 +73,7 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
         device_read_ahead=drives.read_ahead(device) if device is not None else None,
         fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,
-        xfs=_xfs(source, kind) if status.get("device_state", SERVING) == SERVING else None,
+        xfs=_xfs(source, kind) if _may_be_read(status) else None,
         dirty=_dirty(),
         zone_reclaim_mode=_sysctl("vm/zone_reclaim_mode"),
         limits=limits_of(server_pid),
@@ -84,6 +83,12 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         exports=_exports(mountpoint),
         ganeshas=ganeshas(mountpoint),
     )
+
+
+def _may_be_read(status: Mapping[str, Any]) -> bool:
+    """Whether the device serves; a read of any other one could wait for ever."""
+    state = str(status.get("device_state", DeviceState.SERVING))
+    return state == DeviceState.SERVING
 
 
 def _kind(source: str) -> str:

@@ -10,12 +10,12 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any, Final
 
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import PAGE_BYTES
+from kvfs.core.types import PAGE_BYTES, DeviceState
 from kvfs.storage.background import Aside
+from kvfs.storage.direct_open import open_direct
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -29,14 +29,6 @@ _SLOW_S: Final = 1.0
 #: At most so much of the time between two looks counts. If more has passed, this process was held
 #: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
 _LOOK_MAX_S: Final = 1.0
-
-
-class DeviceState(StrEnum):
-    """How the device answers."""
-
-    SERVING = "serving"
-    SLOW = "slow"
-    SILENT = "silent"
 
 
 class DeviceProbe:
@@ -54,7 +46,8 @@ class DeviceProbe:
         Raises OSError.
         """
         #: Open as long as the store: without a free descriptor the device would not be asked.
-        self._fd = _opened(pool_fd, syscalls)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = open_direct(lambda direct: syscalls.open(INODES, flags | direct, dir_fd=pool_fd))
         self._silent_s = silent_s
         self._monotonic_s = monotonic_s
         self._syscalls = syscalls
@@ -120,7 +113,9 @@ class DeviceProbe:
     @property
     def state(self) -> DeviceState:
         """How the device answers, by the probe under way or else by the last one."""
-        waited_s = self._waited_at(self._monotonic_s())
+        return self._state_at(self._waited_at(self._monotonic_s()))
+
+    def _state_at(self, waited_s: float) -> DeviceState:
         if waited_s >= self._silent_s:
             return DeviceState.SILENT
         is_slow = max(waited_s, self._took_s) >= _SLOW_S
@@ -134,19 +129,12 @@ class DeviceProbe:
 
     def describe(self) -> dict[str, Any]:
         """Return the state, and for how long a silent device has not answered, in s; else 0."""
-        state = self.state
-        silent_s = self._waited_at(self._monotonic_s()) if state is DeviceState.SILENT else 0.0
+        waited_s = self._waited_at(self._monotonic_s())
+        state = self._state_at(waited_s)
+        silent_s = waited_s if state is DeviceState.SILENT else 0.0
         return {"device_state": state.value, "device_silent_s": round(silent_s, 1)}
 
     def close(self) -> None:
         """Wait for the probe under way, which uses the pool's file system."""
         self._asking.join()
         os.close(self._fd)
-
-
-def _opened(pool_fd: int, syscalls: Syscalls) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return syscalls.open(INODES, flags | os.O_DIRECT, dir_fd=pool_fd)
-    except OSError:  # tmpfs has no O_DIRECT everywhere
-        return syscalls.open(INODES, flags, dir_fd=pool_fd)

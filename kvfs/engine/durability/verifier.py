@@ -20,6 +20,7 @@ from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.durable.identities import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
+from kvfs.storage.direct_open import open_direct
 from kvfs.storage.extent_bytes import device_crc, new_buffer
 from kvfs.storage.kept_aside import Quarantine
 
@@ -143,10 +144,7 @@ class Verifier:
         return ChecksumResult.RIGHT if is_right else ChecksumResult.WRONG, crc
 
     def _open(self, ino: InodeNo) -> int:
-        try:
-            return self._pool.extents.open(ino, os.O_RDONLY | os.O_DIRECT)
-        except OSError:  # tmpfs has no O_DIRECT everywhere
-            return self._pool.extents.open(ino, os.O_RDONLY)
+        return open_direct(lambda direct: self._pool.extents.open(ino, os.O_RDONLY | direct))
 
     def judge(self, look: BlockToCompare, verdict: ChecksumResult) -> bool:
         """Act on *verdict*; return whether the block may be opened. Raises NoSpace, OSError."""
