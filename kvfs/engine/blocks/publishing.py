@@ -214,8 +214,7 @@ class Publishing:
         else:
             # The open removed its identity. This gets it written again.
             pool.followers.tell(Changed(opened.ino, before, before, Why.CLOSED))
-        # Not earlier: until it is published the death of another writer tears it.
-        opened.end(whole=True)
+            opened.end(whole=True)
         if opened.quiet_writers:
             status = pool.syscalls.fstat(opened.fd)
             opened.note_left(status.st_size, status.st_mtime_ns)
@@ -242,6 +241,7 @@ class Publishing:
         """Note that the index has the final record of *opened*, *growth_bytes* larger."""
         self._pool.space.taken.extra_bytes -= growth_bytes
         opened.note_identity(lingers=False)
+        # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
 
     def _trimmed(self, opened: OpenInode, before: InodeRecord, record: InodeRecord) -> int:
@@ -330,8 +330,7 @@ class Publishing:
         lasting = before.state not in UNFINISHED or not is_temporary(record.name)
         with pool.change(counters, finished=opened.ino, lasting=lasting) as change:
             change.write(Changed(opened.ino, before, record, Why.CLOSED))
-        pool.space.taken.extra_bytes -= growth_bytes
-        opened.note_identity(lingers=False)
+        self.end(opened, growth_bytes)
 
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
         """Remove the name of a block whose writer died in the middle: a miss, never wrong bytes."""

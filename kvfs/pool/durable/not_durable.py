@@ -200,9 +200,7 @@ class UndurableBlocks:
         """
         if self._identified.get(ino) is not waiting:
             return False
-        del self._identified[ino]
-        self.size_bytes -= waiting.size_bytes
-        self._memory.drop(Lacks.BYTES, ino)
+        self.remove(ino)
         return True
 
     def forget_identified(self) -> None:
