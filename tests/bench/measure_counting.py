@@ -16,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvfs.core.types import ROOT_INODE, BackingId
+from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.pool_change import Followers
 from mount.files.handles import HandleKind, Handles, OpenShares
 from mount.files.shared_handles import SharedHandles
@@ -86,7 +87,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         looks.add(ROOT_INODE, name)
         engine.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
 
-    def stores(cache: Any, told: Followers) -> float:  # noqa: ANN401
+    def stores(cache: CacheFigures, told: Followers) -> float:
         engine.pool.figures, engine.pool.followers = cache, told
         try:
             return cpu_us(store, STORES)
@@ -95,7 +96,9 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
             engine.run_due()
 
     counted = in_turns(
-        lambda: stores(figures, followers), lambda: stores(Uncounted(), uncounted), rounds
+        lambda: stores(figures, followers),
+        lambda: stores(cast("CacheFigures", Uncounted()), uncounted),
+        rounds,
     )
     handles = Handles(os.memfd_create("handles"), OpenShares(0.5))
     readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served)

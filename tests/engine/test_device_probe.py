@@ -26,8 +26,8 @@ class HeldSyscalls(Syscalls):
         self.error_no = 0
         self.reads = self.syncs = 0
         self.asked_bytes: set[int] = set()
-        setattr(self, "preadv", self._preadv)  # noqa: B010  # static methods of the class
-        setattr(self, "fdatasync", self._fdatasync)  # noqa: B010
+        for name, call in (("preadv", self._preadv), ("fdatasync", self._fdatasync)):
+            setattr(self, name, call)
 
     def _preadv(self, fd: int, buffers: list[bytearray], offset: int) -> int:
         self.answers.wait()

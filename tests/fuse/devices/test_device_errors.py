@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.stepping import until
-from tests.support.devices.failing_drive import FailingDrive, failing_drive, mounted_on
+from tests.support.devices.failing_drive import FailingDrive, mounted_on
 from tests.support.devices.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
 from tests.support.kernel.caches import forget_blocks, forget_pages
-from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -21,13 +21,6 @@ COUNT = 60
 #: All of its pages lie on bad sectors.
 LOST = (BAD_PAGE + bytes(b"L" * PAGE_BYTES))[:PAGE_BYTES] * 32
 WHOLE = b"W" * len(LOST)
-
-
-@pytest.fixture
-def drive() -> Iterator[FailingDrive]:
-    skip_without_mounts()
-    with failing_drive() as made:
-        yield made
 
 
 @pytest.fixture(params=["daemon", "passthrough"])

@@ -2,27 +2,18 @@
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.clients.stepping import until
-from tests.support.devices.failing_drive import FailingDrive, failing_drive, mounted_on
+from tests.support.devices.failing_drive import FailingDrive, mounted_on
 from tests.support.devices.failing_drive_program import BAD_PAGE, PAGE_BYTES, Fails
-from tests.support.mounts.mounting import skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 #: All of its pages lie on bad sectors.
 LOST = (BAD_PAGE + bytes(b"L" * PAGE_BYTES))[:PAGE_BYTES] * 32
-
-
-@pytest.fixture
-def drive() -> Iterator[FailingDrive]:
-    skip_without_mounts()
-    with failing_drive() as made:
-        yield made
 
 
 def forget_pages(server_pid: int) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from kvfs.core.errors import SourceBusy, SourceDamaged
 from tests.support.clients.stepping import until
-from tests.support.devices.failing_drive import FailingDrive, failing_drive, mounted_on
+from tests.support.devices.failing_drive import FailingDrive, mounted_on
 from tests.support.devices.failing_drive_program import Fails
-from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
@@ -20,13 +20,6 @@ COUNT = 300
 DATA = b"w" * 9000
 #: Of a mount whose server has ended.
 ENDED = {errno.ENOTCONN, errno.ECONNABORTED}
-
-
-@pytest.fixture
-def drive() -> Iterator[FailingDrive]:
-    skip_without_mounts()
-    with failing_drive() as made:
-        yield made
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
