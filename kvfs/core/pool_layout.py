@@ -18,8 +18,8 @@ HEAT: Final = "HEAT"
 HEAT_NEW: Final = "HEAT.new"
 DEVICE: Final = "DEVICE"
 DEVICE_NEW: Final = "DEVICE.new"
+#: What an earlier version had in place of the log; a start removes it.
 CHECKPOINT: Final = "CHECKPOINT"
-CHECKPOINT_NEW: Final = "CHECKPOINT.new"
 #: All files except POOL, whose presence makes a directory a pool.
 FILES: Final = (
     RUN,
@@ -30,7 +30,6 @@ FILES: Final = (
     DEVICE,
     DEVICE_NEW,
     CHECKPOINT,
-    CHECKPOINT_NEW,
     POOL_NEW,
     LOCK,
 )
@@ -43,6 +42,11 @@ INDEXES: Final = (INDEX, INDEX_NEW, INDEX_OLD)
 #: The files in each of these directories.
 DATA_NAME: Final = "data.mdb"
 LOCK_NAME: Final = "lock.mdb"
+
+#: Copies of the index, and the rows committed since.
+LOG: Final = "log"
+COPIES: Final = ("copy.0", "copy.1")
+_LOG_FILE: Final = "rows."
 
 EXTENTS: Final = "extents"
 IDENTITIES: Final = "identities"
@@ -90,3 +94,16 @@ def parse_file_name(name: str) -> InodeNo | None:
         return None
     ino = InodeNo(int(name, 16))
     return ino if ino < INODE_END else None
+
+
+def log_file_name(first: int) -> str:
+    """Return the name of the log's file that begins with batch *first*."""
+    return f"{_LOG_FILE}{first:016x}"
+
+
+def parse_log_file_name(name: str) -> int | None:
+    """Return the number of the first batch in the log's file *name*, None for another file."""
+    digits = name.removeprefix(_LOG_FILE)
+    if digits == name or len(digits) != 16 or digits.strip("0123456789abcdef"):
+        return None
+    return int(digits, 16)

@@ -275,9 +275,10 @@ class Settings:
         low=MIB,
         high=64 * GIB,
     )
-    checkpoint_s: float = setting(
-        30.0,
-        "a power loss then costs seconds, not a rebuild; each writes what changed since; 0: none",
+    index_log_s: float = setting(
+        1.0,
+        "so much of the index a power loss takes back, to be found by comparison; 0: no log, so that "
+        "it is rebuilt",
         unit="s",
         low=0,
         high=86_400,

@@ -25,6 +25,7 @@ from kvfs.core.errors import (
     SourceFull,
 )
 from kvfs.core.pool_layout import (
+    COPIES,
     DATA_NAME,
     FAN_OUTS,
     FILES,
@@ -32,12 +33,14 @@ from kvfs.core.pool_layout import (
     INDEXES,
     LOCK,
     LOCK_NAME,
+    LOG,
     POOL,
     POOL_NEW,
     QUARANTINE,
     STRAYS,
     fan_out_directories,
     parse_file_name,
+    parse_log_file_name,
 )
 from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES
 from kvfs.devices.busy import lock_holders
@@ -121,7 +124,7 @@ def refuse_led_astray(pool_fd: int, source: str) -> None:
     Otherwise the server would create, empty and remove files there with its own rights. Something
     that is not a directory at all fails where it is used.
     """
-    for name in (*INDEXES, QUARANTINE, STRAYS, *FAN_OUTS):
+    for name in (*INDEXES, LOG, QUARANTINE, STRAYS, *FAN_OUTS):
         if not _is_own_directory(name, pool_fd, source):
             continue
         if name in FAN_OUTS:
@@ -269,7 +272,7 @@ def write_errors(source: str) -> Iterator[None]:
 
 def foreign_names(pool_fd: int) -> list[str]:
     """Return the names in *pool_fd* that do not belong to a pool."""
-    own = {POOL, *FILES, *INDEXES, *FAN_OUTS, QUARANTINE, STRAYS, _LOST_FOUND}
+    own = {POOL, *FILES, *INDEXES, LOG, *FAN_OUTS, QUARANTINE, STRAYS, _LOST_FOUND}
     return sorted(set(os.listdir(pool_fd)) - own)
 
 
@@ -314,7 +317,7 @@ def held_bytes(pool_fd: int) -> int:
 def _own_directories() -> Iterator[str]:
     for top in FAN_OUTS:
         yield from fan_out_directories(top)
-    yield from (*INDEXES, QUARANTINE, STRAYS)
+    yield from (*INDEXES, LOG, QUARANTINE, STRAYS)
 
 
 def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
@@ -323,13 +326,20 @@ def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
         fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=pool_fd)
     except (FileNotFoundError, NotADirectoryError):
         return
-    in_index = directory in INDEXES
     try:
         for name in os.listdir(fd):
-            if name in (DATA_NAME, LOCK_NAME) if in_index else parse_file_name(name) is not None:
+            if _is_own_file(directory, name):
                 yield fd, name
     finally:
         os.close(fd)
+
+
+def _is_own_file(directory: str, name: str) -> bool:
+    if directory in INDEXES:
+        return name in (DATA_NAME, LOCK_NAME)
+    if directory == LOG:
+        return name in COPIES or parse_log_file_name(name) is not None
+    return parse_file_name(name) is not None
 
 
 def _unlink(name: str, directory_fd: int) -> None:

@@ -139,7 +139,7 @@ class Store:
             lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_bytes),
             lambda _: self.blocks.settle(),
             self._settle_index,
-            pool.durable.checkpoints.run_due,
+            pool.durable.index_log.run_due,
             self.verifier.run_due,
             self.blocks.truncating.run_due,
             lambda now_s: pool.rules.leases.run_due(now_s, self.blocks.lease_ends.end),
@@ -378,6 +378,6 @@ class Store:
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
             **self.device_watch.probe.describe(),
-            "checkpoint": self.pool.durable.checkpoints.describe(self.pool.monotonic_s()),
+            "index_log": self.pool.durable.index_log.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),
         }

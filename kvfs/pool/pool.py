@@ -18,9 +18,9 @@ from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, Sequence
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.departures import Departures
-from kvfs.pool.durable.checkpoints import Checkpoints
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
+from kvfs.pool.durable.index_log import UNLOGGED_MOST_BYTES, IndexLog
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.measure import stamp_ns
@@ -45,6 +45,7 @@ from kvfs.storage.index_swap import open_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import StrayFiles
 from kvfs.storage.outliving import Outliving
+from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.run_state import PoolRun
 from kvfs.storage.syscalls import Syscalls
 from kvfs.storage.undurable_table import UndurableTable
@@ -80,7 +81,10 @@ class Pool:
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
             stack.callback(outliving.close)
-            self.index = open_index(device.pool_fd, settings, self.syscalls, outliving.journal)
+            unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
+            self.index = open_index(
+                device.pool_fd, settings, self.syscalls, outliving.journal, unlogged
+            )
             stack.callback(self.index.close)
             self.notes = outliving.notes
             self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
@@ -96,7 +100,7 @@ class Pool:
             stack.callback(self.background.stop)
             self.space = self._space_parts()
             self.open = self._open_parts()
-            self.durable = self._durable_parts(stack, outliving.undurable)
+            self.durable = self._durable_parts(stack, outliving.undurable, unlogged)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
                 self.index,
@@ -163,7 +167,7 @@ class Pool:
         return OpenParts(inodes, OpenNotes(self.notes), ready)
 
     def _durable_parts(
-        self, stack: contextlib.ExitStack, undurable: UndurableTable
+        self, stack: contextlib.ExitStack, undurable: UndurableTable, unlogged: UnloggedRows
     ) -> DurableParts:
         settings = self.settings
         not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
@@ -204,26 +208,26 @@ class Pool:
             final_checksum=final_checksum,
             final_bytes=final_bytes,
             syncs=syncs,
-            checkpoints=self._open_checkpoints(stack),
+            index_log=self._open_log(stack, unlogged),
             undurable=undurable,
             undurable_known=undurable.stamp == self.run.stamp,
         )
 
-    def _open_checkpoints(self, stack: contextlib.ExitStack) -> Checkpoints:
-        checkpoints = Checkpoints(
+    def _open_log(self, stack: contextlib.ExitStack, unlogged: UnloggedRows) -> IndexLog:
+        index_log = IndexLog(
             self.device.pool_fd,
             self.index,
+            unlogged,
             self.numbers,
             self.open.ready,
             self.open.inodes,
             self.unfinished,
             self.settings,
-            self.space.taken.capacity_bytes,
             self.syscalls,
-            self.monotonic_s,
+            last_number=self.run.logged,
         )
-        stack.callback(checkpoints.end)
-        return checkpoints
+        stack.callback(index_log.end)
+        return index_log
 
     def _rule_parts(self, stack: contextlib.ExitStack) -> RuleParts:
         settings, device = self.settings, self.device
@@ -267,8 +271,8 @@ class Pool:
             self.space.node_shares,
         )
 
-    def _write_run(self, *, clean: bool, strays: bool = False) -> None:
-        self.run.write(self.age_clock.base_ns, clean=clean, strays=strays)
+    def _write_run(self, *, clean: bool, strays: bool = False, logged: int = 0) -> None:
+        self.run.write(self.age_clock.base_ns, clean=clean, strays=strays, logged=logged)
         self.durable.undurable.put_stamp(self.run.stamp)
 
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
@@ -289,10 +293,10 @@ class Pool:
                 marked = self.durable.syncs.at_stop()
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None
-                self.durable.checkpoints.keep_last()
+                logged = self.durable.index_log.complete()
                 if settled:
                     strays = self.background.failures > 0 or not swept
-                    self._write_run(clean=True, strays=strays)
+                    self._write_run(clean=True, strays=strays, logged=logged)
         finally:
             self._parts.close()
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
-from kvfs.pool.durable.checkpoints import Checkpoints
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
+from kvfs.pool.durable.index_log import IndexLog
 from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
@@ -63,7 +63,7 @@ class DurableParts:
     final_checksum: FinalChecksum
     final_bytes: FinalBytes
     syncs: PoolSync
-    checkpoints: Checkpoints
+    index_log: IndexLog
     undurable: UndurableTable
     #: Whether the last server kept ``undurable``: RUN is still the file that it wrote.
     undurable_known: bool

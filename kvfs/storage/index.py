@@ -43,7 +43,7 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.storage.index_checkpoint import HeldCommit
+from kvfs.storage.index_copy import HeldIndex
 from kvfs.storage.index_transaction import (
     ABSENT,
     Deed,
@@ -64,6 +64,7 @@ from kvfs.storage.lmdb_file import (
     raise_index_error,
     rows_bytes,
 )
+from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.syscalls import Syscalls
 
 _DEFAULTS: Final = Settings()
@@ -85,10 +86,12 @@ class Index:
         read_only: bool = False,
         syscalls: Syscalls | None = None,
         journal: Journal | None = None,
+        unlogged: UnloggedRows | None = None,
     ) -> None:
         """Open the index in directory *path*; unless *read_only*, allocate space ahead.
 
         The *journal* keeps rows that wait for a commit, and has those of a killed server.
+        *unlogged* is told of each row that was committed.
 
         A read-only index writes nothing at all, no lock file either: the caller holds the pool's
         LOCK. An index opens also on a full file system; ``preallocation_due`` stays true. Raises
@@ -96,7 +99,6 @@ class Index:
         file and no space for it), OSError.
         """
         self._syscalls = syscalls if syscalls is not None else Syscalls()
-        self._path = path
         self._commits_to_look = 0
         self._file: IndexFile | None = None
         self._pending = PendingRows()
@@ -126,6 +128,7 @@ class Index:
             file_end_bytes = None if self._file is None else self._file.rows_end_bytes
             self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
             self._journal = journal
+            self._unlogged = unlogged
             self._commits = Commits(self._env, self._syscalls, self._file, journal)
             if journal is not None:
                 self._pending.update(journal.waiting(self.transaction()))
@@ -338,14 +341,14 @@ class Index:
         allocated_bytes = 0 if self._file is None else self._file.allocated_bytes
         return min(allocated_bytes, self._map_bytes) - self.used_bytes()
 
-    def hold(self) -> HeldCommit:
+    def hold(self) -> HeldIndex:
         """Commit waiting rows, and hold that commit until its ``end``; call that before ``close``.
 
-        Meanwhile freed pages are not used again, so the file grows. Raises NoSpace, IndexDamaged,
+        Meanwhile freed pages are not used again, so the file grows. Raises NoSpace, Damaged,
         OSError.
         """
         self.settle()
-        return HeldCommit(self._env, self._path, self._syscalls)
+        return HeldIndex(self._env)
 
     def sync(self) -> None:
         """Write everything committed to the device. It blocks for some 20 ms: use a thread.
@@ -406,8 +409,11 @@ class Index:
     def _commit(self, rows: Rows, deed: Deed | None = None) -> None:
         """Commit *rows* and all waiting ones in one transaction; on failure those still wait."""
         self._commits_to_look -= 1
+        rows = self._pending.with_rows(rows)
         with self._unread:
-            self._commits.write(self._pending.with_rows(rows), deed)
+            self._commits.write(rows, deed)
+        if self._unlogged is not None:
+            self._unlogged.note(rows)
         self._pending.clear()
         self.room.note_commit()
 

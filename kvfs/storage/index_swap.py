@@ -10,8 +10,8 @@ import contextlib
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
 from kvfs.core.settings import Settings
 from kvfs.storage.index import Index
-from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.journal import Journal
+from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -32,7 +32,6 @@ def settle_index(pool_fd: int, syscalls: Syscalls) -> None:
 
 def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
     """Put the complete and durable ``index.new`` in the place of ``index``. Raises OSError."""
-    remove_checkpoint(pool_fd, syscalls)
     if _exists(INDEX, pool_fd, syscalls):
         syscalls.rename(INDEX, INDEX_OLD, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
         # Otherwise a power loss could leave the second rename without the first.
@@ -60,7 +59,11 @@ def _exists(name: str, pool_fd: int, syscalls: Syscalls) -> bool:
 
 
 def open_index(
-    pool_fd: int, settings: Settings, syscalls: Syscalls, journal: Journal | None = None
+    pool_fd: int,
+    settings: Settings,
+    syscalls: Syscalls,
+    journal: Journal | None = None,
+    unlogged: UnloggedRows | None = None,
 ) -> Index:
     """Open the index of a pool as *settings* say. Raises what ``Index`` raises."""
     return Index(
@@ -70,4 +73,5 @@ def open_index(
         read_only=settings.read_only,
         syscalls=syscalls,
         journal=journal,
+        unlogged=unlogged,
     )

@@ -193,6 +193,10 @@ class WriteTransaction:
         self._rows[key] = None
         self._records.pop(key, None)
 
+    def put_rows(self, rows: Rows) -> None:
+        """Write *rows* of any keyspace as they are: those of a log."""
+        self._rows.update(rows)
+
 
 class PendingRows(dict[bytes, bytes | None]):
     """Rows that every read sees but that LMDB does not have yet; None for a row to be removed.

@@ -53,12 +53,10 @@ _P_META: Final = 0x08
 _META_PAGE: Final = struct.Struct("<QHHHH" + "IIQQ" + "IHHQQQQQ" * 2 + "QQ")
 assert _META_PAGE.size == 152
 META_BYTES: Final = _META_PAGE.size
-#: The page number at the start of each page.
-_PAGE_NUMBER: Final = struct.Struct("<Q")
 
-#: What the verifier reports for an index that went back to a checkpoint: both meta pages have the
-#: same commit (index_checkpoint.py). Harmless: the next commit goes to the page of its parity.
-_GONE_BACK: Final = ("(parity violation)", "meta pages share nonzero txnid")
+#: What the verifier reports for an index that was made as a copy: both meta pages have the same
+#: commit. Harmless: the next commit goes to the page of its parity.
+_COPIED: Final = ("(parity violation)", "meta pages share nonzero txnid")
 
 _FULL = NO_SPACE | {errno.EFBIG}
 # PageFullError is LMDB's internal error: a page whose own numbers contradict each other.
@@ -135,31 +133,6 @@ def check_data_file(path: str, *, spare_pages: int = 0) -> int:
     if size_bytes < used_bytes - spare_pages * psize:
         raise IndexDamaged(f"index: {DATA_NAME} is cut short: {size_bytes} bytes of {used_bytes}")
     return used_bytes
-
-
-def read_meta(data_fd: int, transaction: int) -> bytes:
-    """Return the meta page of the committed *transaction*, which is one of the last two.
-
-    Transaction T writes meta page T modulo 2 (mdb_env_write_meta). Raises IndexDamaged, OSError.
-    """
-    psize = parse_meta(os.pread(data_fd, META_BYTES, 0), 0).psize_bytes
-    page = transaction % 2
-    raw = os.pread(data_fd, META_BYTES, page * psize)
-    if parse_meta(raw, page).transaction != transaction:
-        raise IndexDamaged(f"index: transaction {transaction} is not in its meta page {page}")
-    return raw
-
-
-def write_metas(data_fd: int, raw: bytes, syscalls: Syscalls) -> None:
-    """Make the commit of meta page *raw* the last one of the file, durably.
-
-    It is written to both meta pages, each with its own page number (mp_pgno). Raises IndexDamaged,
-    OSError.
-    """
-    psize = parse_meta(raw, 0).psize_bytes
-    for page in range(2):
-        syscalls.pwrite(data_fd, _PAGE_NUMBER.pack(page) + raw[_PAGE_NUMBER.size :], page * psize)
-    syscalls.fdatasync(data_fd)
 
 
 class IndexFile:
@@ -253,7 +226,7 @@ def verify_data_file(path: str) -> list[str]:
         problems: list[str] = verify(f"{path}/{DATA_NAME}", subdir=False)  # type: ignore[no-untyped-call]
     except VerifyError as error:
         return [str(error)]
-    return [line for line in problems if not any(words in line for words in _GONE_BACK)]
+    return [line for line in problems if not any(words in line for words in _COPIED)]
 
 
 def allocate_lock_file(path: str, syscalls: Syscalls) -> None:

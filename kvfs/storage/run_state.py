@@ -18,6 +18,7 @@ from kvfs.storage.syscalls import Syscalls
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SIZE_MAX_BYTES: Final = 4096
 _AGES_MAX_NS: Final = 1 << 62
+_LOGGED_END: Final = 1 << 63
 
 
 class RunState(NamedTuple):
@@ -30,6 +31,9 @@ class RunState(NamedTuple):
 
     ``strays``: it stopped cleanly, but there may be files without an inode, or outdated identities,
     because the device failed or a sweep was not finished.
+
+    ``logged``: the batch of the index's log that leads to the index as it was at a clean stop; 0:
+    none does (pool/durable/index_log.py).
 
     ``age_base_ns``: the base of the age clock in that boot (age_clock.py); None: unknown.
 
@@ -44,6 +48,7 @@ class RunState(NamedTuple):
     moved: bool = False
     doubtful_below: InodeNo = NO_INODE
     age_base_ns: int | None = None
+    logged: int = 0
 
     @property
     def of_this_boot(self) -> bool:
@@ -93,6 +98,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
             moved=moved,
             doubtful_below=doubtful_below,
             age_base_ns=_age_base_ns(state),
+            logged=_logged(state) if clean and not moved else 0,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
@@ -104,6 +110,12 @@ def _age_base_ns(state: dict[str, object]) -> int | None:
     """Return the base of the age clock in RUN; None if it is missing or impossible."""
     found = state.get("age_base_ns")
     return found if isinstance(found, int) and abs(found) < _AGES_MAX_NS else None
+
+
+def _logged(state: dict[str, object]) -> int:
+    """Return the number of a batch in RUN; 0 if it is missing or impossible."""
+    found = state.get("logged")
+    return found if isinstance(found, int) and 0 <= found < _LOGGED_END else 0
 
 
 def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
@@ -140,6 +152,7 @@ def write_run_state(
     superblock: str = "",
     doubtful_below: InodeNo = NO_INODE,
     age_base_ns: int | None = None,
+    logged: int = 0,
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -151,6 +164,7 @@ def write_run_state(
         "superblock": superblock,
         "doubtful_below": doubtful_below,
         "age_base_ns": age_base_ns,
+        "logged": logged,
     }
     text = json.dumps(state)
     try:
@@ -200,11 +214,16 @@ class PoolRun:
         self.doubtful_below = former.doubtful_below if former.trusted else end
         #: The base of the age clock, if the last run was in this boot.
         self.age_base_ns = former.present_age_base_ns
+        #: See ``RunState.logged``.
+        self.logged = former.logged
 
-    def write(self, age_base_ns: int, *, clean: bool, strays: bool = False) -> None:
+    def write(
+        self, age_base_ns: int, *, clean: bool, strays: bool = False, logged: int = 0
+    ) -> None:
         """Write RUN: whether the run stopped cleanly, and left *strays*. Raises OSError.
 
-        *age_base_ns* is the base of the age clock in this boot.
+        *age_base_ns* is the base of the age clock in this boot, *logged* the batch that leads to
+        the index as it is.
         """
         write_run_state(
             self._pool_fd,
@@ -214,6 +233,7 @@ class PoolRun:
             superblock=self._superblock,
             doubtful_below=self.doubtful_below,
             age_base_ns=age_base_ns,
+            logged=logged,
         )
         self.stamp = run_stamp(self._pool_fd, self._syscalls)
 

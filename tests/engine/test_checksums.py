@@ -127,7 +127,6 @@ def test_what_left_the_cache_gets_its_checksum_if_every_open_compares(
     """As a block stored by O_DIRECT, whose bytes never were there: it is read from the device."""
     powered.settings = dataclasses.replace(powered.settings, verify=verify)
     store = powered.start()
-    store.checkpoint_never_due()
     sizes_bytes = (1, 5000, (3 << 20) + 1)
     inos = []
     for size_bytes in sizes_bytes:
@@ -151,7 +150,6 @@ def test_what_left_the_cache_gets_its_checksum_if_every_open_compares(
 
 def test_what_a_stop_makes_durable_gets_its_checksum(powered: Drive) -> None:
     store = powered.start()
-    store.checkpoint_never_due()
     ino = put(store, ROOT_INODE, b"block", BYTES)
     store = restart(powered)
     assert store.xattr(ino, CRC) == b"%08x" % crc32c(BYTES)

@@ -1,11 +1,10 @@
 """After a power loss, what memory knows of blocks follows what the comparison with files changes.
 
-Each case changes blocks after a checkpoint, takes the power away, and lets the walk of the start
+Each case changes blocks that are logged, takes the power away, and lets the walk of the start
 read the index before the comparison finds what is wrong in it. Then memory must know what it knows
 after one more start, which reads the index as it is in the end.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -14,10 +13,9 @@ import pytest
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.clients.stepping import until
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.driven import Driven
-from tests.support.store.stores import DIRECTORY, FILE, MIB, put, settle, tree, write
+from tests.support.store.stores import DIRECTORY, FILE, put, settle, tree, write
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
 
@@ -29,8 +27,6 @@ USER, OTHER = 1000, 1001
 @pytest.fixture
 def powered() -> Iterator[Drive]:
     with drive() as made:
-        # Room for all that changes behind a checkpoint, which is given up otherwise.
-        made.settings = dataclasses.replace(made.settings, index_preallocate_bytes=16 * MIB)
         made.start()
         yield made
 
@@ -62,16 +58,10 @@ def known(store: Driven) -> Known:
     )
 
 
-def checkpoint(store: Driven) -> None:
-    before = store.describe()["checkpoint"]["taken"]
-    store.checkpoint_due()
-
-    def is_taken() -> bool:
-        store.tick()
-        return bool(store.describe()["checkpoint"]["taken"] > before)
-
-    until(is_taken, "a checkpoint")
-    store.checkpoint_never_due()
+def log(store: Driven) -> None:
+    """Log what was committed so far, and nothing later."""
+    store.log_index()
+    store.log_no_more()
 
 
 def make(store: Driven, name: bytes) -> InodeNo:
@@ -180,7 +170,7 @@ def test_memory_follows_what_the_comparison_changes(
     store = powered.store
     change = prepare(store)
     settle(store)
-    checkpoint(store)
+    log(store)
     change()
     settle(store)
     expected, before = tree(store), known(store)
@@ -211,7 +201,7 @@ def test_blocks_that_left_what_is_kept_may_be_evicted_at_once(powered: Drive) ->
     store = powered.store
     change = leave_never(store)
     settle(store)
-    checkpoint(store)
+    log(store)
     change()
     settle(store)
     powered.cut(Cut.NOTHING)

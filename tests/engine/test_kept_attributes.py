@@ -48,16 +48,10 @@ def synced(store: Driven) -> None:
     until(is_reached, "all is durable")
 
 
-def checkpoint(store: Driven) -> None:
-    store.make_node(ROOT_INODE, b"one more change", DIRECTORY, 0, 0)
-    before = store.describe()["checkpoint"]["taken"]
-    store.checkpoint_due()
-
-    def is_taken() -> bool:
-        store.tick()
-        return bool(store.describe()["checkpoint"]["taken"] > before)
-
-    until(is_taken, "a checkpoint")
+def log(store: Driven) -> None:
+    """Log what was committed so far, and nothing later."""
+    store.log_index()
+    store.log_no_more()
 
 
 def attributes(store: Driven, ino: InodeNo) -> dict[bytes, bytes]:
@@ -73,9 +67,9 @@ def restarted(powered: Drive) -> Driven:
 
 
 @pytest.mark.needs_loop
-@pytest.mark.parametrize("with_checkpoint", [True, False], ids=["checkpoint", "rebuilt"])
+@pytest.mark.parametrize("with_log", [True, False], ids=["logged", "rebuilt"])
 def test_they_come_back_as_they_were_when_they_became_durable(
-    powered: Drive, *, with_checkpoint: bool
+    powered: Drive, *, with_log: bool
 ) -> None:
     store = powered.store
     directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
@@ -85,8 +79,8 @@ def test_they_come_back_as_they_were_when_they_became_durable(
         store.set_xattr(block, name, b"before")
     store.set_xattr(bare, KEY, b"before")
     synced(store)
-    if with_checkpoint:
-        checkpoint(store)
+    if with_log:
+        log(store)
     store.set_xattr(block, b"user.changed", b"after")
     store.remove_xattr(block, b"user.removed")
     store.set_xattr(block, b"user.large", LARGE)  # the thread writes it
@@ -103,7 +97,7 @@ def test_they_come_back_as_they_were_when_they_became_durable(
         store.set_xattr(ino, b"user.late", b"lost with the power")
 
     store = restarted(powered)
-    if with_checkpoint:
+    if with_log:
         assert store.describe()["reconcile"]["moved"] > 0, "it was rebuilt instead"
     wanted = {b"user.changed": b"after", b"user.large": LARGE, PIN: b"1"}
     assert attributes(store, block) == wanted
@@ -145,7 +139,7 @@ def test_what_a_kill_kept_in_the_index_alone_becomes_durable_after_it(powered: D
     store.change(block, mode=0o600)
     store.commit()
     powered.kill()
-    powered.settings = dataclasses.replace(powered.settings, checkpoint_s=0)
+    powered.settings = dataclasses.replace(powered.settings, index_log_s=0)
     settle(powered.start())
     synced(powered.store)
     assert attributes(restarted(powered), block) == {PIN: b"1"}
@@ -153,12 +147,12 @@ def test_what_a_kill_kept_in_the_index_alone_becomes_durable_after_it(powered: D
 
 @pytest.mark.needs_loop
 def test_a_block_that_came_back_is_older_than_what_was_stored_since(powered: Drive) -> None:
-    """Its rename after the checkpoint has a number that the next server would give out again."""
+    """Its rename after what was logged has a number that the next server would give out again."""
     store = powered.store
     for number in range(300):  # the search comes to the last one late
         put(store, ROOT_INODE, b"%d" % number, b"b" * 100)
     synced(store)
-    checkpoint(store)
+    log(store)
     for before, after in itertools.pairwise((b"299", b"a", b"b", b"c", b"name")):
         store.rename(ROOT_INODE, before, ROOT_INODE, after)
     synced(store)

@@ -30,11 +30,11 @@ from kvfs.engine.recovery.rebuild import (
 from kvfs.pool.durable.identities import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_checkpoint import remove_checkpoint
 from kvfs.storage.index_swap import index_path, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
+from kvfs.storage.row_log import forget_log
 from kvfs.storage.run_state import RunState, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 
@@ -237,7 +237,6 @@ class _Check:
         self._age_base_ns = state.present_age_base_ns
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
-            remove_checkpoint(self._pool_fd, self._syscalls)
         if self._is_unusable(state):
             if not self._repair:
                 return report
@@ -301,6 +300,7 @@ class _Check:
         if self._said_clean:
             self._write_run(clean=False)
             self._said_clean = False
+        forget_log(self._pool_fd, self._syscalls)
 
     def _check(self, index: Index, state: RunState) -> None:
         total = _inodes_of(index)

@@ -38,6 +38,7 @@ from kvfs.storage.index_swap import (
 )
 from kvfs.storage.index_transaction import WriteTransaction
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.row_log import forget_log
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def rebuild_index(
         remove_index(INDEX_NEW, pool_fd, syscalls)
         remove_index(INDEX, pool_fd, syscalls)
         counters = _Rebuild(pool_fd, extents, settings, syscalls, progress).run()
+    forget_log(pool_fd, syscalls)
     replace_index(pool_fd, syscalls)
     _log.warning(
         "index rebuilt: %d blocks, %d directories, %d symlinks",

@@ -1,6 +1,6 @@
-"""After a start that went back to a checkpoint: compares the index with what the files say.
+"""After a start that went back to a logged moment: compares the index with what the files say.
 
-Inodes younger than the checkpoint, those pending at it, and all directories and symlinks are
+Inodes younger than that moment, those pending at it, and all directories and symlinks are
 settled before the first request. The rest is settled while requests are served: one after the
 other, or at once if a request needs it. So nobody sees a block that its file does not confirm.
 
@@ -20,6 +20,7 @@ from typing import Final
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import Ascent
+from kvfs.core.log_records import Moment
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange
@@ -34,7 +35,6 @@ from kvfs.engine.recovery.file_claims import (
 )
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool
-from kvfs.storage.index_checkpoint import Checkpoint
 
 _log: Final = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _YOUNG_BATCH: Final = 1024
 _DIRECTORIES_SEEN: Final = 4
 #: If so many numbers in a row have no extent, no later one has.
 _NONE_BEHIND: Final = 8192
-#: More sequence numbers than a server gives out after a checkpoint; there are 2**64.
+#: More sequence numbers than a server gives out after it last logged; there are 2**64.
 _SEQUENCES_LEFT_OUT: Final = 1 << 32
 #: Passes over the directories: one may have moved below another that is settled later, and so on.
 _NODE_ROUNDS: Final = 64
@@ -57,8 +57,8 @@ _NODE_ROUNDS: Final = 64
 class Reconcile:
     """The comparison of one pool; it is ``done`` when every inode agrees with its file."""
 
-    def __init__(self, pool: Pool, gone_back: Checkpoint | None) -> None:
-        """*gone_back*: the checkpoint that the index just went back to. Raises NoSpace, OSError."""
+    def __init__(self, pool: Pool, gone_back: Moment | None) -> None:
+        """*gone_back*: the moment that the index just went back to. Raises NoSpace, OSError."""
         self._pool = pool
         self._found: deque[tuple[InodeNo, bool]] = deque()
         self._settling: set[InodeNo] = set()
@@ -137,14 +137,14 @@ class Reconcile:
 
     # ---- before the first request ----
 
-    def _settle_first(self, checkpoint: Checkpoint) -> None:
+    def _settle_first(self, moment: Moment) -> None:
         pool = self._pool
         nodes = list(pool.extents.scan_nodes())
         for _ in range(_NODE_ROUNDS):
             nodes = [ino for ino in nodes if not self._settle_node(ino)]
             if not nodes:
                 break
-        self._enter_all(chain(checkpoint.pending, self._young(checkpoint.young)))
+        self._enter_all(chain(moment.pending, self._young(moment.young)))
         with pool.index.write() as txn:
             txn.put_unfinished(())
         _log.warning(

@@ -2,8 +2,9 @@
 
 Three cases (docs/durability.md). After a clean stop the index is trusted. After an unclean one in
 the same boot the page cache has every commit, and what was left open is finished. After another
-boot, or if the file system was cut off, the unsynced index may be in any state: it goes back to its
-checkpoint, and is compared with the files (reconcile.py); without one it is rebuilt from them.
+boot, or if the file system was cut off, the unsynced index may be in any state: it goes back to the
+last moment that was logged (restore.py), and is compared with the files (reconcile.py); without a
+log it is rebuilt from them.
 
 A mount that is taken over is another case: the last server was killed, or replaced, and clients
 have files open, and write some of them. The page cache has every commit, the journal what waited
@@ -19,6 +20,8 @@ from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
+from kvfs.core.log_records import Moment
+from kvfs.core.pool_layout import CHECKPOINT
 from kvfs.core.records import INODE_PREFIX, inode_key
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
@@ -31,16 +34,11 @@ from kvfs.engine.recovery.index_before_use import (
     refuse_unreadable,
 )
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
+from kvfs.engine.recovery.restore import restore_index
 from kvfs.engine.rewrite.awaited_opens import noted_awaited
 from kvfs.pool.open.open_notes import Living, OpenNotes
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_checkpoint import (
-    Checkpoint,
-    go_back,
-    read_checkpoint,
-    remove_checkpoint,
-)
 from kvfs.storage.index_swap import index_path, open_index, settle_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
@@ -62,7 +60,7 @@ class Recovered(NamedTuple):
     """
 
     sweep_due: bool
-    gone_back: Checkpoint | None = None
+    gone_back: Moment | None = None
     unlisted: bool = False
 
 
@@ -81,14 +79,15 @@ def recover(
                 raise IndexDamaged("not stopped cleanly, so mount it writable once")
             _look(device, settings, syscalls)
             return Recovered(sweep_due=False)
-        gone_back: Checkpoint | None = None
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(CHECKPOINT, dir_fd=device.pool_fd)
+        gone_back: Moment | None = None
         if state.trusted:
             listed = _look(device, settings, syscalls)
             if not state.clean and not listed:
                 refuse_unreadable(device.pool_fd, INODE_ROWS)
             settle_index(device.pool_fd, syscalls)
             if not state.clean:
-                remove_checkpoint(device.pool_fd, syscalls)
                 _finish(device, settings, syscalls)
             compact_index(device.pool_fd, syscalls)
         elif (gone_back := _go_back(device, settings, syscalls)) is None:
@@ -100,20 +99,16 @@ def recover(
     return Recovered(sweep_due, gone_back, unlisted=sweep_due and state.trusted)
 
 
-def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Checkpoint | None:
-    """Put the index back to its checkpoint; None if there is none that can be used."""
-    checkpoint = read_checkpoint(device.pool_fd, syscalls)
-    if checkpoint is None:
-        return None
+def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Moment | None:
+    """Put the index back to the last moment that was logged; None if there is no such."""
     try:
-        settle_index(device.pool_fd, syscalls)
-        go_back(device.pool_fd, syscalls, checkpoint, index_path(device.pool_fd))
-        _look(device, settings, syscalls)
+        moment = restore_index(device.pool_fd, settings, syscalls)
+        if moment is not None:
+            _look(device, settings, syscalls)
     except (IndexDamaged, Damaged, FormatUnknown) as error:
-        _log.warning("%s: its checkpoint cannot be used: %s", device.source, error)
-        remove_checkpoint(device.pool_fd, syscalls)
+        _log.warning("%s: its log cannot be used: %s", device.source, error)
         return None
-    return checkpoint
+    return moment
 
 
 def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
@@ -244,8 +239,6 @@ def _take_over(
     """
     if settings.read_only:
         return {}
-    # Nothing protects the pages of the commit that it names any more.
-    remove_checkpoint(device.pool_fd, syscalls)
     with (
         open_index(device.pool_fd, settings, syscalls, journal) as index,
         contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,

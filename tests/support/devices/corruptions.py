@@ -59,7 +59,7 @@ class Pool:
         self.place = running.path.parent
         running.settings = dataclasses.replace(
             running.settings,
-            checkpoint_s=3600.0,
+            index_log_s=3600.0,
             verify="open",
             checksum_share=1.0,
             durable_within_s=0.1,

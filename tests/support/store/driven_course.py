@@ -42,13 +42,14 @@ class Course:
     sweep_anew = At(lambda engine: engine.sweep.start)
     sweep_on = At(lambda engine: engine.sweep.run_due)
 
-    def checkpoint_due(self) -> None:
-        """Let the next tick begin a checkpoint."""
-        self.engine.pool.durable.checkpoints._tried_s = float("-inf")
+    def log_index(self) -> None:
+        """Have all that was committed so far in the log of the index."""
+        self.commit()
+        assert self.engine.pool.durable.index_log.complete(), "no log, or it has a gap"
 
-    def checkpoint_never_due(self) -> None:
-        """Let no checkpoint begin because time passed, until the next one."""
-        self.engine.pool.durable.checkpoints._tried_s = float("inf")
+    def log_no_more(self) -> None:
+        """Let the log of the index stay as it is, whatever is committed from here on."""
+        self.engine.pool.durable.index_log.end()
 
     erase_removed = At(lambda engine: engine.pool.departures.removed.give_way)
     save_heat = At(lambda engine: engine.pool.rules.heat.save)

@@ -74,8 +74,8 @@ class Host:
         self.settings = Settings(
             index_preallocate_bytes=MIB,
             index_map_bytes=64 * MIB,
-            # lose_power spoils pages that a checkpoint has on the device (test_checkpoint.py).
-            checkpoint_s=0.0,
+            # lose_power stands for a pool that is rebuilt (with a log: test_index_log.py).
+            index_log_s=0.0,
             lease_max=1.0,  # a pool that is full of leases is what many tests are about
             source=str(path),
         )

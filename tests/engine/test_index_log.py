@@ -1,21 +1,16 @@
-"""A power loss costs no rebuild: the index goes back to its checkpoint, and files say the rest."""
+"""A power loss costs no rebuild: the index goes back to what was logged, files say the rest."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
 from kvfs.core.errors import NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
-from tests.support.clients.stepping import until
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.driven import Driven
-from tests.support.store.stores import DIRECTORY, MIB, assert_no_strays, put, settle, tree
+from tests.support.store.stores import DIRECTORY, assert_no_strays, put, settle, tree
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
-
-#: Blocks that are stored and removed again.
-COME_AND_GO = 4000
 
 
 @pytest.fixture
@@ -25,29 +20,23 @@ def powered() -> Iterator[Drive]:
         yield made
 
 
-def checkpoint(store: Driven) -> None:
-    """Tick until a checkpoint that was begun from now on is complete."""
-    before = store.describe()["checkpoint"]["taken"]
-    store.checkpoint_due()
-
-    def is_taken() -> bool:
-        store.tick()
-        return bool(store.describe()["checkpoint"]["taken"] > before)
-
-    until(is_taken, "a checkpoint")
+def log(store: Driven) -> None:
+    """Log what was committed so far, and nothing later."""
+    store.log_index()
+    store.log_no_more()
 
 
 def moved(store: Driven, name: bytes, parent: InodeNo, new_name: bytes) -> None:
     store.rename(ROOT_INODE, name, parent, new_name)
 
 
-def test_a_start_goes_back_to_the_checkpoint_and_enters_what_came_later(powered: Drive) -> None:
+def test_a_start_goes_back_to_what_was_logged_and_enters_what_came_later(powered: Drive) -> None:
     store = powered.store
     directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
     for number in range(20):
         put(store, ROOT_INODE, b"old %d" % number, b"%d" % number * 3000)
     store.sync()
-    checkpoint(store)
+    log(store)
     put(store, directory, b"young", b"y" * 5000)
     moved(store, b"old 1", directory, b"moved")
     store.unlink(ROOT_INODE, b"old 2")
@@ -77,7 +66,7 @@ def test_a_directory_that_was_renamed_later_keeps_the_count_of_its_names(powered
     for name in (b"a", b"b"):
         put(store, directory, name, name * 3000)
     store.sync()
-    checkpoint(store)
+    log(store)
     store.rename(ROOT_INODE, b"one", ROOT_INODE, b"two")
     store.sync()
     powered.cut(Cut.NOTHING)
@@ -96,7 +85,7 @@ def test_what_a_file_does_not_confirm_is_a_miss_at_once(powered: Drive) -> None:
     ino = put(store, ROOT_INODE, b"kept", b"k" * 5000)
     lost = put(store, ROOT_INODE, b"lost", b"l" * 5000)
     store.sync()
-    checkpoint(store)
+    log(store)
     store.drop_identity(lost)
     store.sync()
     powered.cut(Cut.NOTHING)
@@ -115,7 +104,7 @@ def test_what_was_removed_since_it_was_found_is_not_entered_again(powered: Drive
     store = powered.store
     inos = [put(store, ROOT_INODE, b"%d" % number, b"k" * 5000) for number in range(8)]
     store.sync()
-    checkpoint(store)
+    log(store)
     powered.cut(Cut.NOTHING)
 
     store = powered.start()
@@ -135,7 +124,7 @@ def test_a_comparison_that_was_cut_short_goes_on(powered: Drive, end: str) -> No
     for number in range(30):
         put(store, ROOT_INODE, b"%d" % number, b"%d" % number * 3000)
     store.sync()
-    checkpoint(store)
+    log(store)
     gone = store.lookup(ROOT_INODE, b"7")
     store.drop_identity(gone)
     store.sync()
@@ -152,60 +141,3 @@ def test_a_comparison_that_was_cut_short_goes_on(powered: Drive, end: str) -> No
     assert len(tree(store)) == 29
     powered.stop()
     assert powered.problems() == []
-
-
-def test_a_checkpoint_that_is_not_whole_is_not_believed(powered: Drive) -> None:
-    store = powered.store
-    put(store, ROOT_INODE, b"kept", b"k" * 5000)
-    store.sync()
-    checkpoint(store)
-    store.overwrite_file("CHECKPOINT", 60, b"\xff")
-    expected = tree(store)
-    powered.cut(Cut.LOG_ONLY)
-    store = powered.start()
-    assert store.describe()["reconcile"]["entered"] == 0
-    assert tree(store) == expected
-
-
-def start_small(powered: Drive) -> Driven:
-    """Start a small pool with a checkpoint; time alone makes no other one due."""
-    powered.stop()
-    # As far ahead as in a pool of that size: without room there is no checkpoint at all.
-    powered.settings = dataclasses.replace(powered.settings, index_preallocate_bytes=16 * MIB)
-    store = powered.start()
-    put(store, ROOT_INODE, b"first", b"x")
-    store.sync()
-    checkpoint(store)
-    store.checkpoint_never_due()
-    return store
-
-
-def test_the_index_of_a_small_pool_grows_little_between_two(powered: Drive) -> None:
-    """It never shrinks, and what it takes is lost for blocks."""
-    store = start_small(powered)
-    found = store.describe()
-    part_bytes = found["capacity_bytes"] // 64
-    stores_max = part_bytes // 4096  # a commit writes several pages
-    for number in range(stores_max):
-        put(store, ROOT_INODE, b"block %d" % number, b"x")
-        store.sync()
-        store.tick()
-        if store.describe()["checkpoint"]["taken"] > found["checkpoint"]["taken"]:
-            break
-    else:
-        pytest.fail(f"no checkpoint in {stores_max} stores")
-
-
-def test_the_index_of_a_small_pool_stays_small_while_blocks_come_and_go(powered: Drive) -> None:
-    """A page that is freed is not used again before the next checkpoint is complete."""
-    store = start_small(powered)
-    before_bytes = store.index_file_bytes()
-    part_bytes = max(4 * MIB, store.describe()["capacity_bytes"] // 64)
-    for number in range(COME_AND_GO):
-        put(store, ROOT_INODE, b"%d" % number, b"x")
-        store.unlink(ROOT_INODE, b"%d" % number)
-        store.sync()
-        store.tick()
-    freed_bytes = COME_AND_GO * 2 * 4096
-    assert freed_bytes > 6 * part_bytes, "too few to show it"
-    assert store.index_file_bytes() - before_bytes < 4 * part_bytes
