@@ -142,7 +142,7 @@ def load_settings(args: argparse.Namespace) -> Settings:
     settings, path = _given(args)
     if not settings.source or not settings.mountpoint:
         raise UsageError("give SOURCE and MOUNTPOINT (or both in the file of --config)")
-    for name in ("source", "mountpoint", "log_file", "metrics_textfile"):
+    for name in ("source", "mountpoint", "log_file", "metrics_textfile", "index_memory_dir"):
         value = getattr(settings, name)
         if value and not os.path.isabs(value):
             raise UsageError(f"{path}: {name}: {value!r} is not an absolute path")

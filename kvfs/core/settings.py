@@ -269,16 +269,24 @@ class Settings:
         high=16 * TIB,
     )
     index_preallocate_bytes: int = setting(
-        64 * MIB,
-        "allocated ahead of use, because deletes need space in the index even on a full disk",
+        8 * MIB,
+        "allocated ahead of use, because deletes need space in the index even if nothing is free",
         unit="bytes",
         low=MIB,
         high=64 * GIB,
     )
+    index_place: str = setting(
+        "memory",
+        "names wait for no drive; in the pool, if it is too large for that",
+        choices=("memory", "pool"),
+    )
+    index_memory_dir: str = setting(
+        "/dev/shm",
+        "the tmpfs that every Linux has, for up to half of the memory (tmpfs(5))",
+    )
     index_log_s: float = setting(
         1.0,
-        "so much of the index a power loss takes back, to be found by comparison; 0: no log, so that "
-        "it is rebuilt",
+        "how much of the index a power loss takes back; 0: no log, so that it is rebuilt",
         unit="s",
         low=0,
         high=86_400,

@@ -44,6 +44,7 @@ from kvfs.pool.open.measure import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
+from kvfs.storage.index_place import IndexAt
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
@@ -83,7 +84,13 @@ class Store:
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
         self.pool = pool = Pool(
-            device, settings, kernel, outliving, syscalls=calls, clock_ns=clock_ns
+            device,
+            settings,
+            kernel,
+            outliving,
+            IndexAt(recovered.path, recovered.logged),
+            syscalls=calls,
+            clock_ns=clock_ns,
         )
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)

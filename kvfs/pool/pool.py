@@ -12,6 +12,7 @@ from collections.abc import Callable
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares, names_too_many
+from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, Sequence
@@ -41,7 +42,7 @@ from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
-from kvfs.storage.index_swap import open_index
+from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import StrayFiles
 from kvfs.storage.outliving import Outliving
@@ -63,12 +64,13 @@ class Pool:
         settings: Settings,
         kernel: Kernel,
         outliving: Outliving,
+        index_at: IndexAt,
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the index and extents of *device*; *outliving* is left to the next server.
+        """Open the index *index_at*, and extents of *device*; *outliving* is for the next server.
 
         Raises IndexDamaged, FormatUnknown, OSError.
         """
@@ -83,13 +85,19 @@ class Pool:
             stack.callback(outliving.close)
             unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
             self.index = open_index(
-                device.pool_fd, settings, self.syscalls, outliving.journal, unlogged
+                index_at.path, settings, self.syscalls, outliving.journal, unlogged
             )
             stack.callback(self.index.close)
             self.notes = outliving.notes
             self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
             stack.callback(self.numbers.close)
-            self.run = PoolRun(device.pool_fd, device.superblock, self.syscalls, self.numbers.first)
+            self.run = PoolRun(
+                device.pool_fd,
+                device.superblock,
+                self.syscalls,
+                self.numbers.first,
+                index_at.in_memory,
+            )
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
             stack.callback(self.extents.close)
             self.damage = Damage(self.index, read_only=settings.read_only)
@@ -100,7 +108,7 @@ class Pool:
             stack.callback(self.background.stop)
             self.space = self._space_parts()
             self.open = self._open_parts()
-            self.durable = self._durable_parts(stack, outliving.undurable, unlogged)
+            self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
                 self.index,
@@ -123,8 +131,12 @@ class Pool:
                 lambda: self.monotonic_s(),
             )
             self.followers = self._followers()
+            self._in_memory = index_at.in_memory
             if not settings.read_only:
                 self._write_run(clean=False)
+                self.durable.index_log.begin()
+                if self._in_memory:
+                    remove_index(INDEX, device.pool_fd, self.syscalls)
             self._parts = stack.pop_all()
 
     def _space_parts(self) -> SpaceParts:
@@ -167,7 +179,11 @@ class Pool:
         return OpenParts(inodes, OpenNotes(self.notes), ready)
 
     def _durable_parts(
-        self, stack: contextlib.ExitStack, undurable: UndurableTable, unlogged: UnloggedRows
+        self,
+        stack: contextlib.ExitStack,
+        undurable: UndurableTable,
+        unlogged: UnloggedRows,
+        index_at: IndexAt,
     ) -> DurableParts:
         settings = self.settings
         not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
@@ -208,12 +224,14 @@ class Pool:
             final_checksum=final_checksum,
             final_bytes=final_bytes,
             syncs=syncs,
-            index_log=self._open_log(stack, unlogged),
+            index_log=self._open_log(stack, unlogged, index_at),
             undurable=undurable,
             undurable_known=undurable.stamp == self.run.stamp,
         )
 
-    def _open_log(self, stack: contextlib.ExitStack, unlogged: UnloggedRows) -> IndexLog:
+    def _open_log(
+        self, stack: contextlib.ExitStack, unlogged: UnloggedRows, index_at: IndexAt
+    ) -> IndexLog:
         index_log = IndexLog(
             self.device.pool_fd,
             self.index,
@@ -224,7 +242,7 @@ class Pool:
             self.unfinished,
             self.settings,
             self.syscalls,
-            last_number=self.run.logged,
+            index_at=index_at,
         )
         stack.callback(index_log.end)
         return index_log
@@ -294,9 +312,12 @@ class Pool:
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None
                 logged = self.durable.index_log.complete()
+                settled = settled and (logged > 0 or not self._in_memory)
                 if settled:
                     strays = self.background.failures > 0 or not swept
                     self._write_run(clean=True, strays=strays, logged=logged)
+            if settled and self._in_memory:
+                discard_index(self._in_memory, self.syscalls)
         finally:
             self._parts.close()
 

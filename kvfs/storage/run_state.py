@@ -35,6 +35,9 @@ class RunState(NamedTuple):
     ``logged``: the batch of the index's log that leads to the index as it was at a clean stop; 0:
     none does (pool/durable/index_log.py).
 
+    ``index_dir``: the directory of the index in memory; empty if it is in the pool, or if only its
+    log is there, as after a clean stop.
+
     ``age_base_ns``: the base of the age clock in that boot (age_clock.py); None: unknown.
 
     ``doubtful_below``: blocks with a lower inode number existed when the device may have lost bytes
@@ -49,6 +52,7 @@ class RunState(NamedTuple):
     doubtful_below: InodeNo = NO_INODE
     age_base_ns: int | None = None
     logged: int = 0
+    index_dir: str = ""
 
     @property
     def of_this_boot(self) -> bool:
@@ -99,6 +103,7 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
             doubtful_below=doubtful_below,
             age_base_ns=_age_base_ns(state),
             logged=_logged(state) if clean and not moved else 0,
+            index_dir="" if moved else _index_dir(state),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
@@ -116,6 +121,12 @@ def _logged(state: dict[str, object]) -> int:
     """Return the number of a batch in RUN; 0 if it is missing or impossible."""
     found = state.get("logged")
     return found if isinstance(found, int) and 0 <= found < _LOGGED_END else 0
+
+
+def _index_dir(state: dict[str, object]) -> str:
+    """Return the directory that RUN names; empty if it names none."""
+    found = state.get("index")
+    return found if isinstance(found, str) and found.startswith("/") and "\0" not in found else ""
 
 
 def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
@@ -153,6 +164,7 @@ def write_run_state(
     doubtful_below: InodeNo = NO_INODE,
     age_base_ns: int | None = None,
     logged: int = 0,
+    index_dir: str = "",
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -165,6 +177,7 @@ def write_run_state(
         "doubtful_below": doubtful_below,
         "age_base_ns": age_base_ns,
         "logged": logged,
+        "index": index_dir,
     }
     text = json.dumps(state)
     try:
@@ -198,14 +211,18 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
 class PoolRun:
     """One run of a pool, from its start to its stop. Until a clean stop RUN says not clean."""
 
-    def __init__(self, pool_fd: int, superblock: str, syscalls: Syscalls, end: InodeNo) -> None:
+    def __init__(
+        self, pool_fd: int, superblock: str, syscalls: Syscalls, end: InodeNo, index_dir: str
+    ) -> None:
         """Read how the last run ended; all inodes have numbers below *end*. Raises OSError.
 
-        If the index is not trusted, any of the pool's blocks may have lost bytes.
+        *index_dir* is that of the index in memory, empty if it is in the pool. If the index is not
+        trusted, any of the pool's blocks may have lost bytes.
         """
         self._pool_fd = pool_fd
         self._superblock = superblock
         self._syscalls = syscalls
+        self._index_dir = index_dir
         former = read_run_state(pool_fd, syscalls, superblock)
         self.stamp = run_stamp(pool_fd, syscalls)
         #: Whether the pool ran last in this boot; makers from another boot are dead.
@@ -214,8 +231,6 @@ class PoolRun:
         self.doubtful_below = former.doubtful_below if former.trusted else end
         #: The base of the age clock, if the last run was in this boot.
         self.age_base_ns = former.present_age_base_ns
-        #: See ``RunState.logged``.
-        self.logged = former.logged
 
     def write(
         self, age_base_ns: int, *, clean: bool, strays: bool = False, logged: int = 0
@@ -234,6 +249,7 @@ class PoolRun:
             doubtful_below=self.doubtful_below,
             age_base_ns=age_base_ns,
             logged=logged,
+            index_dir="" if clean else self._index_dir,
         )
         self.stamp = run_stamp(self._pool_fd, self._syscalls)
 

@@ -28,7 +28,7 @@ from kvfs.devices import open_source
 from kvfs.engine.recovery.rebuild import skip_numbers
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
-from kvfs.storage.index_swap import index_path
+from kvfs.storage.index_place import pool_index
 from kvfs.storage.run_state import write_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.mounts.mounting import MEMORY_DIRECTORY
@@ -173,7 +173,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
         made.settings, index_map_bytes=64 << 30, policies={"/models": {"evict": "never"}}
     )
     with open_source(directory, read_only=False) as device:
-        index = Index(index_path(device.pool_fd), preallocate_bytes=1 << 20, syscalls=Syscalls())
+        index = Index(pool_index(device.pool_fd), preallocate_bytes=1 << 20, syscalls=Syscalls())
         with index:
             _fill(index, blocks)
         skip_numbers(InodeNo(FIRST_INODE + blocks), device.pool_fd, Syscalls())

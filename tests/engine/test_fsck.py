@@ -57,7 +57,7 @@ class Pool(NamedTuple):
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    with host() as made:
+    with host(index_place="pool") as made:
         store = made.start()
         directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
         inside = put(store, directory, b"in", b"i" * 5000)

@@ -66,7 +66,7 @@ def fill_and_empty(running: Host, kept: int = 0) -> dict[bytes, bytes]:
 @pytest.fixture
 def large() -> Iterator[tuple[Host, dict[bytes, bytes]]]:
     """A stopped pool whose index has 24 MiB of free pages, and its tree."""
-    with host(capacity_bytes=64 * MIB) as made:
+    with host(capacity_bytes=64 * MIB, index_place="pool") as made:
         made.start()
         yield made, fill_and_empty(made)
 
@@ -113,7 +113,7 @@ def test_a_read_only_start_gives_nothing_back(large: tuple[Host, dict[bytes, byt
 
 
 def test_an_index_that_is_half_full_stays() -> None:
-    with host(capacity_bytes=64 * MIB) as running:
+    with host(capacity_bytes=64 * MIB, index_place="pool") as running:
         running.start()
         expected = fill_and_empty(running, kept=2 * MANY // 3)
         before = (running.path / "index" / "data.mdb").stat().st_ino

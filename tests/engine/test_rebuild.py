@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,8 +11,8 @@ from kvfs.core.lifecycle import State
 from kvfs.core.records import Identity
 from kvfs.core.types import ROOT_INODE, InodeNo, Sequence
 from kvfs.devices import destroy_source
-from kvfs.storage import index_swap
 from kvfs.storage.index import Index
+from kvfs.storage.index_place import settle_index
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.driven_faults import stand_in
 from tests.support.store.stores import (
@@ -30,6 +31,14 @@ from tests.support.store.stores import (
 )
 
 pytestmark = pytest.mark.usefixtures("caplog")
+
+
+@pytest.fixture
+def in_pool() -> Iterator[Host]:
+    """Yield a host whose store runs on a new pool, with its index in the pool."""
+    with host(index_place="pool") as made:
+        made.start()
+        yield made
 
 
 def test_a_power_loss_costs_what_has_no_identity_and_nothing_else(running: Host) -> None:
@@ -162,43 +171,44 @@ def test_a_rebuild_that_is_interrupted_is_done_again(
             with pytest.raises(KeyboardInterrupt):
                 running.start()
     assert tree(running.start()) == {b"/a": b"x"}
-    assert sorted(path.name for path in running.path.glob("index*")) == ["index"]
+    assert list(running.path.glob("index*")) == []
+    assert os.listdir(running.settings.index_memory_dir) == [running.index_path().name]
 
 
 def test_a_rebuilt_index_takes_the_old_ones_place_whole(
-    running: Host, monkeypatch: pytest.MonkeyPatch
+    in_pool: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its two renames the pool has no index; whoever comes then finishes the job."""
-    put(running.store, ROOT_INODE, b"a", b"x")
-    running.stop()
-    pool_fd = os.open(running.path, os.O_RDONLY)
+    put(in_pool.store, ROOT_INODE, b"a", b"x")
+    in_pool.stop()
+    pool_fd = os.open(in_pool.path, os.O_RDONLY)
     try:
-        os.rename(running.path / "index", running.path / "index.new")
-        (running.path / "index.old").mkdir()
-        index_swap.settle_index(pool_fd, Syscalls())
+        os.rename(in_pool.path / "index", in_pool.path / "index.new")
+        (in_pool.path / "index.old").mkdir()
+        settle_index(pool_fd, Syscalls())
     finally:
         os.close(pool_fd)
-    assert sorted(path.name for path in running.path.glob("index*")) == ["index"]
-    assert tree(running.start()) == {b"/a": b"x"}
+    assert sorted(path.name for path in in_pool.path.glob("index*")) == ["index"]
+    assert tree(in_pool.start()) == {b"/a": b"x"}
 
 
 def test_a_rebuild_finds_room_where_there_is_none_for_two_indexes(
-    running: Host, monkeypatch: pytest.MonkeyPatch
+    in_pool: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(running.store, ROOT_INODE, b"a", b"x")
-    settle(running.store)
-    running.lose_power()
+    put(in_pool.store, ROOT_INODE, b"a", b"x")
+    settle(in_pool.store)
+    in_pool.lose_power()
     create = Index.create
     tries: list[bool] = []
 
     def create_if_room(path: str, *args: object, **kwargs: object) -> None:
-        tries.append((running.path / "index").exists())
+        tries.append((in_pool.path / "index").exists())
         if tries[-1]:
             raise NoSpace("no room for two")
         create(path, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Index, "create", create_if_room)
-    assert tree(running.start()) == {b"/a": b"x"}
+    assert tree(in_pool.start()) == {b"/a": b"x"}
     assert tries == [True, False]
 
 

@@ -1,7 +1,7 @@
 """A repair that ends in the middle: by a kill, or with the power."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from tests.support.store.stores import (
     Host,
     assert_exact,
     assert_no_strays,
+    host,
     kill_behind_an_overwriting,
     put,
     settle,
@@ -68,6 +69,14 @@ def spoil_index(path: Path) -> None:
     with (path / "index" / "data.mdb").open("r+b") as file:
         file.seek(8192)
         file.write(b"\xa5" * 65536)
+
+
+@pytest.fixture
+def running() -> Iterator[Host]:
+    """Yield a host whose store runs on a new pool, with its index in the pool."""
+    with host(index_place="pool") as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture

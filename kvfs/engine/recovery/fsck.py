@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from kvfs.core.errors import Damaged, IndexDamaged, NoSpace
 from kvfs.core.lifecycle import SETTLED, State
+from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import HAS_HOLES, AttributeRecord
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
@@ -27,10 +28,17 @@ from kvfs.engine.recovery.rebuild import (
     rebuild_index,
     skip_numbers,
 )
+from kvfs.engine.recovery.restore import begin_log, restore_index
 from kvfs.pool.durable.identities import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_swap import index_path, settle_index
+from kvfs.storage.index_place import (
+    IndexAt,
+    IndexPlace,
+    present_index,
+    remove_index,
+    settle_index,
+)
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
@@ -219,6 +227,11 @@ class _Check:
         repair: bool,
     ) -> None:
         self._pool_fd = device.pool_fd
+        self._place = IndexPlace(device.pool_fd, device.uuid, settings, syscalls, in_pool=False)
+        #: Where the index is; empty until that is known.
+        self._path = ""
+        #: Whether it is in memory, and not needed after this.
+        self._is_made = False
         self._superblock = device.superblock
         self._extents = extents
         self._settings = settings
@@ -230,20 +243,26 @@ class _Check:
         self._said_clean = False
 
     def run(self) -> FsckReport:
-        report = self._report
         state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
         self._said_clean = state.clean
         self._doubtful_below = state.doubtful_below
         self._age_base_ns = state.present_age_base_ns
         if self._repair:
             settle_index(self._pool_fd, self._syscalls)
+        try:
+            self._run(state)
+        finally:
+            if self._is_made:
+                self._place.discard(self._path)
+        return self._report
+
+    def _run(self, state: RunState) -> None:
+        report = self._report
         if self._is_unusable(state):
             if not self._repair:
-                return report
+                return
             self._unsay_clean()
-            rebuild_index(
-                self._pool_fd, self._extents, self._settings, self._syscalls, self._progress
-            )
+            self._make_anew()
             report.repaired += 1
             if not state.trusted:
                 self._doubtful_below = _end_of_numbers(self._pool_fd, self._syscalls)
@@ -260,14 +279,24 @@ class _Check:
             report.strays = tuple(StrayFiles(self._pool_fd, self._syscalls, self._extents).held())
             if self._repair and (report.repaired or not state.clean or state.strays):
                 self._make_clean(index)
-        return report
+
+    def _make_anew(self) -> None:
+        """Rebuild the index, in memory, and remove the former one, wherever it is."""
+        self._path = rebuild_index(
+            *(self._pool_fd, self._place, self._extents, self._settings),
+            *(self._syscalls, self._progress),
+        )
+        self._is_made = True
+        self._place.discard_others(self._path)
+        remove_index(INDEX, self._pool_fd, self._syscalls)
 
     def _is_unusable(self, state: RunState) -> bool:
         """Whether the index must be rebuilt. Raises FormatUnknown."""
         try:
-            refuse_unreadable(self._pool_fd, ALL_ROWS)
+            self._find_index(state)
+            refuse_unreadable(self._path, ALL_ROWS)
             # An index that can be read may still break soon: a page may be both used and free.
-            if flaws := verify_data_file(index_path(self._pool_fd)):
+            if flaws := verify_data_file(self._path):
                 raise IndexDamaged(f"index: {flaws[0]}")
             with self._open(read_only=True) as index:
                 if not state.clean:
@@ -282,9 +311,22 @@ class _Check:
             return True
         return False
 
+    def _find_index(self, state: RunState) -> None:
+        """Find the index, or load it from its log as a start does. Raises IndexDamaged."""
+        path = present_index(self._pool_fd, state.index_dir if state.of_this_boot else "")
+        if path is None:
+            restored = restore_index(self._pool_fd, self._place, self._settings, self._syscalls)
+            if restored is None:
+                raise IndexDamaged("index: no copy of it is whole")
+            path, self._is_made = restored.path, True
+            if state.clean and restored.moment.number != state.logged:
+                self._path = path
+                raise IndexDamaged("index: a part of its log is missing")
+        self._path = path
+
     def _open(self, *, read_only: bool | None = None) -> Index:
         return Index(
-            index_path(self._pool_fd),
+            self._path,
             # Repairs may add rows where a mount would not take more names.
             map_size_bytes=2 * self._settings.index_map_bytes,
             preallocate_bytes=self._settings.index_preallocate_bytes,
@@ -337,9 +379,17 @@ class _Check:
         """Mark the pool as clean, so that the next mount, even a read-only one, needs no check."""
         index.sync()
         self._syscalls.syncfs(self._pool_fd)
-        self._write_run(clean=True)
+        held = index.hold()
+        try:
+            young = _end_of_numbers(self._pool_fd, self._syscalls)
+            logged = begin_log(self._pool_fd, held, young, self._syscalls)
+        finally:
+            held.end()
+        self._write_run(clean=True, logged=logged)
+        remove_index(INDEX, self._pool_fd, self._syscalls)
+        self._is_made = bool(IndexAt(self._path, logged).in_memory)
 
-    def _write_run(self, *, clean: bool) -> None:
+    def _write_run(self, *, clean: bool, logged: int = 0) -> None:
         write_run_state(
             self._pool_fd,
             self._syscalls,
@@ -347,6 +397,7 @@ class _Check:
             superblock=self._superblock,
             doubtful_below=self._doubtful_below,
             age_base_ns=self._age_base_ns,
+            logged=logged,
         )
 
 

@@ -27,7 +27,7 @@ from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.types import ROOT_INODE
 from kvfs.storage.index import Index
 from kvfs.storage.index_pages import refuse_broken_pages
-from kvfs.storage.index_swap import index_path, remove_index
+from kvfs.storage.index_place import pool_index, remove_index
 from kvfs.storage.lmdb_file import (
     SPARE_PAGES,
     check_data_file,
@@ -63,21 +63,20 @@ _GAIN_LEAST_SHARE: Final = 1 / 2
 _COPIED_MOST_BYTES: Final = 4 << 30
 
 
-def refuse_unreadable(pool_fd: int, prefixes: Iterable[bytes]) -> None:
+def refuse_unreadable(path: str, prefixes: Iterable[bytes]) -> None:
     """Raise IndexDamaged or FormatUnknown unless the rows of *prefixes* and the root can be read.
 
     Raises ToolMissing if there is not enough address space. Writes nothing. A fork takes some ms,
     and some million rows take a second.
     """
-    read_apart(lambda: walk(index_path(pool_fd), prefixes))
+    read_apart(lambda: walk(path, prefixes))
 
 
-def refuse_broken(pool_fd: int) -> None:
-    """Raise as ``refuse_unreadable`` before a server uses the index.
+def refuse_broken(path: str) -> None:
+    """Raise as ``refuse_unreadable`` before a server uses the index at *path*.
 
     A small index is looked at whole; of a larger one all pages, and the rows that a start reads.
     """
-    path = index_path(pool_fd)
     read_apart(lambda: _look_whole(path) or walk(path, START_ROWS))
 
 
@@ -167,7 +166,7 @@ def compact_index(pool_fd: int, syscalls: Syscalls) -> int:
     An index that cannot be copied, or not now, stays as it is. Return how many bytes of free pages
     were given back.
     """
-    path = index_path(pool_fd)
+    path = pool_index(pool_fd)
     try:
         used_bytes = check_data_file(path, spare_pages=SPARE_PAGES)
         if used_bytes < _GAIN_LEAST_BYTES:
@@ -216,11 +215,11 @@ def _copy(pool_fd: int, map_bytes: int, syscalls: Syscalls) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = syscalls.open(f"{INDEX_NEW}/{DATA_NAME}", flags, 0o600, dir_fd=pool_fd)
     try:
-        read_apart(lambda: _write_copy(index_path(pool_fd), map_bytes, fd))
+        read_apart(lambda: _write_copy(pool_index(pool_fd), map_bytes, fd))
         syscalls.fsync(fd)
     finally:
         syscalls.close(fd)
-    check_data_file(index_path(pool_fd, INDEX_NEW))
+    check_data_file(pool_index(pool_fd, INDEX_NEW))
 
 
 def _write_copy(path: str, map_bytes: int, fd: int) -> None:

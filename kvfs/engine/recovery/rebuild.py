@@ -8,7 +8,6 @@ docs/durability.md has the list.
 
 import functools
 import logging
-import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import IndexDamaged, NoSpace
 from kvfs.core.inode_rules import TreeCount, blank_record
 from kvfs.core.lifecycle import State
-from kvfs.core.pool_layout import INDEX, INDEX_NEW
+from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import (
     INODE_PREFIX,
     Counters,
@@ -30,12 +29,7 @@ from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts,
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_swap import (
-    index_path,
-    remove_index,
-    replace_index,
-    settle_index,
-)
+from kvfs.storage.index_place import IndexPlace, pool_index, remove_index
 from kvfs.storage.index_transaction import WriteTransaction
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.row_log import forget_log
@@ -55,6 +49,8 @@ _NODE_MOST_BYTES: Final = 16 << 10
 #: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far above
 #: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
+#: What a new pool's index is allocated ahead: the first mount takes it from there.
+_FOUNDED_BYTES: Final = 1 << 20
 _ROOT_MODE: Final = stat.S_IFDIR | 0o755
 
 
@@ -62,10 +58,9 @@ def found_pool(pool_fd: int) -> None:
     """Fill the new pool directory *pool_fd*; durable when it returns. Raises NoSpace, OSError."""
     syscalls = Syscalls()
     InodeNumbers.create(pool_fd, syscalls)
-    path = f"/proc/self/fd/{pool_fd}/index"
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    Index.create(path)
-    with Index(path, syscalls=syscalls) as index:
+    path = pool_index(pool_fd)
+    Index.create(path, preallocate_bytes=_FOUNDED_BYTES)
+    with Index(path, preallocate_bytes=_FOUNDED_BYTES, syscalls=syscalls) as index:
         found_root(index, time.time_ns())
         index.sync()
 
@@ -89,35 +84,35 @@ class _Claim(NamedTuple):
 
 def rebuild_index(
     pool_fd: int,
+    place: IndexPlace,
     extents: Extents,
     settings: Settings,
     syscalls: Syscalls,
     progress: Progress | None = None,
-) -> Counters:
-    """Replace the pool's index by one made from the identities; return its counters.
+) -> str:
+    """Make an index in *place* from the identities; return its path. In the pool it is durable.
 
-    It is durable on return.
-
-    Extents that got no inode are left to the sweep. The old index is kept until the new one is
-    complete. If there is no space for both, it is removed first, since nothing is read from it.
-    Raises NoSpace, OSError.
+    Extents that got no inode are left to the sweep. An old index in the pool is kept until the new
+    one is complete. If there is no space for both, it is removed first, since nothing is read from
+    it. Raises NoSpace, OSError.
     """
-    settle_index(pool_fd, syscalls)
+    rebuild = _Rebuild(pool_fd, place, extents, settings, syscalls, progress)
     try:
-        counters = _Rebuild(pool_fd, extents, settings, syscalls, progress).run()
+        path, counters = rebuild.run()
     except NoSpace:
-        remove_index(INDEX_NEW, pool_fd, syscalls)
+        if not place.in_pool:
+            raise
         remove_index(INDEX, pool_fd, syscalls)
-        counters = _Rebuild(pool_fd, extents, settings, syscalls, progress).run()
+        path, counters = rebuild.run()
     forget_log(pool_fd, syscalls)
-    replace_index(pool_fd, syscalls)
+    path = place.finish(path)
     _log.warning(
         "index rebuilt: %d blocks, %d directories, %d symlinks",
         counters.blocks,
         counters.directories,
         counters.symlinks,
     )
-    return counters
+    return path
 
 
 class _Rebuild:
@@ -126,12 +121,14 @@ class _Rebuild:
     def __init__(
         self,
         pool_fd: int,
+        place: IndexPlace,
         extents: Extents,
         settings: Settings,
         syscalls: Syscalls,
         progress: Progress | None,
     ) -> None:
         self._pool_fd = pool_fd
+        self._place = place
         self._extents = extents
         self._settings = settings
         self._syscalls = syscalls
@@ -141,11 +138,22 @@ class _Rebuild:
         self._nodes = sum(1 for _ in extents.scan_nodes())
         self._blocks = sum(1 for _ in extents.scan())
 
-    def run(self) -> Counters:
+    def run(self) -> tuple[str, Counters]:
+        """Return the path of the new index, and its counters."""
+        path = self._place.begin()
+        try:
+            counters = self._fill(path)
+        except BaseException:
+            self._place.discard(path)
+            raise
+        if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
+            skip_numbers(self._highest, self._pool_fd, self._syscalls)
+        return path, counters
+
+    def _fill(self, path: str) -> Counters:
         settings = self._settings
         # Regardless of the setting: names beyond its limit are evicted later, one by one.
         needed_bytes = self._blocks * _BLOCK_MOST_BYTES + self._nodes * _NODE_MOST_BYTES
-        path = index_path(self._pool_fd, INDEX_NEW)
         Index.create(
             path,
             settings.index_map_bytes,
@@ -168,8 +176,6 @@ class _Rebuild:
                         _settle_claim(txn, claim)
             counters = self._join(index)
             index.sync()
-        if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
-            skip_numbers(self._highest, self._pool_fd, self._syscalls)
         return counters
 
     def _claims(self) -> Iterator[_Claim]:

@@ -35,6 +35,7 @@ from kvfs.engine.recovery.file_claims import (
 )
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool
+from kvfs.storage.inode_numbers import RANGE_NUMBERS
 
 _log: Final = logging.getLogger(__name__)
 
@@ -158,18 +159,22 @@ class Reconcile:
     def _young(self, first: InodeNo) -> Iterator[InodeNo]:
         """Yield the inodes from *first* on that have an extent.
 
-        Most numbers of the last range were never used. So the search ends well behind the last one
-        found. A few directories show roughly where that is, since numbers go to all of them in
-        turn.
+        Most numbers of a range were never used. So the search of one ends well behind the last one
+        found, and goes on where the next server began: at a distance of whole ranges from the end.
+        A few directories show roughly how far the numbers of this one went, since they go to all of
+        them in turn.
         """
         extents, last = self._pool.extents, self._pool.numbers.first
         seen = max(extents.scan(_DIRECTORIES_SEEN), default=first)
         ino, end = first, min(last, max(seen, first) + _NONE_BEHIND)
-        while ino < end:
+        while ino < last:
             if extents.stat(ino) is not None:
                 yield ino
                 end = min(last, max(end, ino + _NONE_BEHIND))
             ino = InodeNo(ino + 1)
+            if ino >= end:
+                ino = InodeNo(last - (last - ino) // RANGE_NUMBERS * RANGE_NUMBERS)
+                end = min(last, ino + _NONE_BEHIND)
 
     def _enter_all(self, inos: Iterator[InodeNo]) -> None:
         """Settle blocks in batches; new ones with a free name in one transaction a batch."""

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import random
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
@@ -34,16 +34,22 @@ from kvfs.engine.recovery.index_before_use import (
     refuse_unreadable,
 )
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
-from kvfs.engine.recovery.restore import restore_index
+from kvfs.engine.recovery.restore import Restored, convert_index, restore_index
 from kvfs.engine.rewrite.awaited_opens import noted_awaited
 from kvfs.pool.open.open_notes import Living, OpenNotes
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_swap import index_path, open_index, settle_index
+from kvfs.storage.index_place import (
+    IN_POOL,
+    IndexPlace,
+    open_index,
+    present_index,
+    settle_index,
+)
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
 from kvfs.storage.outliving import Notes, Outliving
-from kvfs.storage.run_state import read_run_state
+from kvfs.storage.run_state import RunState, read_run_state
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -53,13 +59,17 @@ _COPIES_APART_BITS: Final = 40
 
 
 class Recovered(NamedTuple):
-    """What is left to do: a sweep of stray files; a comparison, if the index went back.
+    """Where the index is, and what is left to do: a sweep of strays; a comparison, if it went back.
+
+    ``logged``: the batch of the log that leads to the index as it is; 0: none does.
 
     ``unlisted``: some blocks may not be durable, and only a search of the index tells which. Not
     so if the index went back or was rebuilt: then all that is left is on the device.
     """
 
+    path: str
     sweep_due: bool
+    logged: int = 0
     gone_back: Moment | None = None
     unlisted: bool = False
 
@@ -73,53 +83,138 @@ def recover(
     FormatUnknown, SourceFull, OSError.
     """
     state = read_run_state(device.pool_fd, syscalls, device.superblock)
+    if settings.read_only and not state.clean:
+        with _errors_named(device):
+            raise IndexDamaged("not stopped cleanly, so mount it writable once")
     with _errors_named(device):
-        if settings.read_only:
-            if not state.clean:
-                raise IndexDamaged("not stopped cleanly, so mount it writable once")
-            _look(device, settings, syscalls)
-            return Recovered(sweep_due=False)
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(CHECKPOINT, dir_fd=device.pool_fd)
-        gone_back: Moment | None = None
-        if state.trusted:
-            listed = _look(device, settings, syscalls)
-            if not state.clean and not listed:
-                refuse_unreadable(device.pool_fd, INODE_ROWS)
-            settle_index(device.pool_fd, syscalls)
-            if not state.clean:
-                _finish(device, settings, syscalls)
-            compact_index(device.pool_fd, syscalls)
-        elif (gone_back := _go_back(device, settings, syscalls)) is None:
-            _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
-            _rebuild(device, settings, syscalls, progress)
+        place = _place_of(device, settings, syscalls)
+        present = present_index(device.pool_fd, state.index_dir) if state.trusted else None
+        if present is not None:
+            found = _found(device, settings, syscalls, state, place, present)
+        else:
+            found = _made(device, settings, syscalls, state, place, progress)
+        place.discard_others(found.path)
         if state.moved:
             _part_numbers(device, syscalls)
-    sweep_due = state.strays or not state.clean
-    return Recovered(sweep_due, gone_back, unlisted=sweep_due and state.trusted)
+    return found
 
 
-def _go_back(device: Device, settings: Settings, syscalls: Syscalls) -> Moment | None:
-    """Put the index back to the last moment that was logged; None if there is no such."""
+def _place_of(
+    device: Device, settings: Settings, syscalls: Syscalls, *, in_pool: bool | None = None
+) -> IndexPlace:
+    if in_pool is None:
+        in_pool = settings.index_place == IN_POOL and not settings.read_only
+    return IndexPlace(device.pool_fd, device.uuid, settings, syscalls, in_pool=in_pool)
+
+
+def _found(
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    state: RunState,
+    place: IndexPlace,
+    present: str,
+) -> Recovered:
+    """Use the index that the last server left at *present*, in memory or in the pool."""
+    listed = _look(device, settings, syscalls, present)
+    if settings.read_only:
+        return Recovered(present, sweep_due=False)
+    if not state.clean:
+        if not listed:
+            refuse_unreadable(present, INODE_ROWS)
+        if not state.index_dir:
+            settle_index(device.pool_fd, syscalls)
+        _finish(device, settings, syscalls, present)
+        return Recovered(present, sweep_due=True, unlisted=True)
+    settle_index(device.pool_fd, syscalls)
+    if place.in_pool:
+        compact_index(device.pool_fd, syscalls)
+        return Recovered(present, state.strays, state.logged, unlisted=state.strays)
+    logged = state.logged or _convert(device, settings, syscalls)
+    return _loaded(device, settings, syscalls, state._replace(logged=logged), place)
+
+
+def _convert(device: Device, settings: Settings, syscalls: Syscalls) -> int:
+    with contextlib.closing(InodeNumbers(device.pool_fd, syscalls, read_only=True)) as numbers:
+        young = numbers.first
+    return convert_index(device.pool_fd, settings.index_map_bytes, young, syscalls)
+
+
+def _made(
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    state: RunState,
+    place: IndexPlace,
+    progress: Progress | None,
+) -> Recovered:
+    """Make the index from what the device has of it: its log, or the identities."""
+    if not settings.read_only:
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(CHECKPOINT, dir_fd=device.pool_fd)
+    if state.clean:
+        return _loaded(device, settings, syscalls, state, place)
     try:
-        moment = restore_index(device.pool_fd, settings, syscalls)
-        if moment is not None:
-            _look(device, settings, syscalls)
+        restored = _restored(device, settings, syscalls, place)
     except (IndexDamaged, Damaged, FormatUnknown) as error:
         _log.warning("%s: its log cannot be used: %s", device.source, error)
-        return None
-    return moment
+        restored = None
+    if restored is not None:
+        return Recovered(restored.path, sweep_due=True, gone_back=restored.moment)
+    _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
+    path = _rebuild(device, settings, syscalls, place, progress)
+    return Recovered(path, sweep_due=True)
 
 
-def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
-    """Raise unless the index can be opened and has its root; nothing is written.
+def _loaded(
+    device: Device, settings: Settings, syscalls: Syscalls, state: RunState, place: IndexPlace
+) -> Recovered:
+    """Load the index of a clean stop from its log."""
+    restored = _restored(device, settings, syscalls, place)
+    if restored is None:
+        raise IndexDamaged("index: no copy of it is whole")
+    path, moment = restored
+    if moment.number == state.logged:
+        return Recovered(path, state.strays, state.logged, unlisted=state.strays)
+    if settings.read_only:
+        place.discard(path)
+        raise IndexDamaged("index: a part of its log is missing")
+    _log.error("%s: a part of the index's log is missing; what it had is compared", device.source)
+    return Recovered(path, sweep_due=True, gone_back=moment)
+
+
+def _restored(
+    device: Device, settings: Settings, syscalls: Syscalls, place: IndexPlace
+) -> Restored | None:
+    """Put the index back to the last moment that was logged; None if there is no such.
+
+    Raises IndexDamaged, Damaged, FormatUnknown, NoSpace, OSError.
+    """
+    try:
+        restored = restore_index(device.pool_fd, place, settings, syscalls)
+    except (NoSpace, OSError) as error:
+        if place.in_pool or settings.read_only:
+            raise
+        _log.warning("index: not in memory (%s), but in the pool", error)
+        place = _place_of(device, settings, syscalls, in_pool=True)
+        restored = restore_index(device.pool_fd, place, settings, syscalls)
+    if restored is not None:
+        try:
+            _look(device, settings, syscalls, restored.path)
+        except BaseException:
+            place.discard(restored.path)
+            raise
+    return restored
+
+
+def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> bool:
+    """Raise unless the index at *path* can be opened and has its root; nothing is written.
 
     Return whether it has a list of what is unfinished.
     """
     numbers = InodeNumbers(device.pool_fd, syscalls, read_only=True)
     numbers.close()
-    refuse_broken(device.pool_fd)
-    path = index_path(device.pool_fd)
+    refuse_broken(path)
     with Index(
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls
     ) as index:
@@ -134,14 +229,9 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls) -> bool:
         return index.unfinished() is not None
 
 
-def _finish(device: Device, settings: Settings, syscalls: Syscalls) -> None:
+def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> None:
     with (
-        Index(
-            index_path(device.pool_fd),
-            map_size_bytes=settings.index_map_bytes,
-            preallocate_bytes=settings.index_preallocate_bytes,
-            syscalls=syscalls,
-        ) as index,
+        open_index(path, settings, syscalls) as index,
         contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
     ):
         finished = finish_index(index, extents)
@@ -154,10 +244,14 @@ def _finish(device: Device, settings: Settings, syscalls: Syscalls) -> None:
 
 
 def _rebuild(
-    device: Device, settings: Settings, syscalls: Syscalls, progress: Progress | None
-) -> None:
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    place: IndexPlace,
+    progress: Progress | None,
+) -> str:
     with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
-        rebuild_index(device.pool_fd, extents, settings, syscalls, progress)
+        return rebuild_index(device.pool_fd, place, extents, settings, syscalls, progress)
 
 
 def _part_numbers(device: Device, syscalls: Syscalls) -> None:
@@ -212,9 +306,10 @@ def begin(
     try:
         if living is None:
             return Begun(recover(device, settings, syscalls, progress), set(), {})
+        if settings.read_only:
+            return Begun(recover(device, settings, syscalls, progress), set(), {})
         kept = _unfinished(living, outliving.notes)
-        done = _take_over(device, settings, syscalls, outliving.journal, kept)
-        return Begun(Recovered(sweep_due=not settings.read_only), kept, done)
+        return _take_over(device, settings, syscalls, outliving.journal, kept)
     except BaseException:
         outliving.close()
         raise
@@ -231,16 +326,18 @@ def _take_over(
     settings: Settings,
     syscalls: Syscalls,
     journal: Journal,
-    kept: Collection[InodeNo],
-) -> dict[int, InodeNo]:
+    kept: set[InodeNo],
+) -> Begun:
     """Commit what waits in *journal*, and finish what is open and not among *kept*.
 
     Raises IndexDamaged, FormatUnknown, NoSpace, Damaged, OSError.
     """
-    if settings.read_only:
-        return {}
+    path = present_index(device.pool_fd, read_run_state(device.pool_fd, syscalls).index_dir)
+    if path is None:
+        with _errors_named(device):
+            raise IndexDamaged("index: the last server's is gone")
     with (
-        open_index(device.pool_fd, settings, syscalls, journal) as index,
+        open_index(path, settings, syscalls, journal) as index,
         contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
     ):
         done = journal.done()
@@ -252,4 +349,4 @@ def _take_over(
         finished.dropped,
         finished.measured,
     )
-    return done
+    return Begun(Recovered(path, sweep_due=True), kept, done)

@@ -18,9 +18,17 @@ from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.storage.background import Aside
 from kvfs.storage.index import Index
 from kvfs.storage.index_copy import HeldIndex, found_copies, write_copy
+from kvfs.storage.index_place import IndexAt
 from kvfs.storage.index_transaction import Rows
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.row_log import LogFile, UnloggedRows, log_files, open_log, remove_log_files
+from kvfs.storage.row_log import (
+    LogFile,
+    UnloggedRows,
+    forget_log,
+    log_files,
+    open_log,
+    remove_log_files,
+)
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -59,13 +67,14 @@ class IndexLog:
         settings: Settings,
         syscalls: Syscalls,
         *,
-        last_number: int,
+        index_at: IndexAt,
     ) -> None:
-        """*unlogged* is told by *index*; *unfinished* is the pool's set of drafts and rewritten.
+        """*unlogged* is told by *index*, which is *index_at*. Raises OSError.
 
-        *last_number*: the log up to this batch leads to the index as it is; 0: no log does. Raises
-        OSError.
+        *unfinished* is the pool's set of drafts and rewritten blocks.
         """
+        self._pool_fd = pool_fd
+        self._in_memory = bool(index_at.in_memory)
         self._index = index
         self._unlogged = unlogged
         self._numbers = numbers
@@ -91,13 +100,13 @@ class IndexLog:
         self._copy_bytes = 0
         self.copies = self.failures = 0
         self._log_fd: int | None = None
-        if self._is_on and not settings.read_only:
+        if not settings.read_only:
             self._log_fd = open_log(pool_fd, syscalls, create=True)
-            self._go_on(last_number)
-
-    @property
-    def _is_on(self) -> bool:
-        return self._interval_s > 0
+            try:
+                self._go_on(index_at.logged)
+            except BaseException:
+                self.end()
+                raise
 
     def _go_on(self, last_number: int) -> None:
         assert self._log_fd is not None
@@ -109,10 +118,19 @@ class IndexLog:
         else:
             self._number = max((last_number, *moments, *files)) + _SERVERS_APART
 
+    def begin(self) -> None:
+        """Remove what earlier servers logged, if this one logs nothing. Raises OSError.
+
+        Call it when RUN says that the pool is in use.
+        """
+        if self._log_fd is not None and self._interval_s <= 0:
+            self._whole = False
+            forget_log(self._pool_fd, self._syscalls)
+
     def run_due(self, now_s: float) -> None:
         """Begin a batch or a copy that is due, or note how one ended. Raises NoSpace, OSError."""
         self._finish()
-        if self._log_fd is None:
+        if self._log_fd is None or self._interval_s <= 0:
             self._unlogged.drop()
             return
         if self._unlogged.overflowed:
@@ -236,12 +254,16 @@ class IndexLog:
     def complete(self) -> int:
         """Log all that is not logged yet, and wait for the device.
 
-        Return the number of the batch or copy that leads to the index as it is; 0 if none does.
-        Nothing may be committed from here on. Raises NoSpace, Damaged, OSError.
+        Return the number of the batch or copy that leads to the index as it is; 0 if none does, or
+        if none is wanted. Raises NoSpace, Damaged, OSError.
         """
+        self._join()
         if self._log_fd is None:
             return 0
-        self._join()
+        if self._interval_s <= 0:
+            self._whole = False
+            if not self._in_memory:
+                return 0
         if self._whole and self._unlogged:
             self._number += 1
             written = self._write_batch(self._moment(), self._unlogged.pop(), begins=self._begins)

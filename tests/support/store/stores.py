@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from kvfs.engine.recovery.index_before_use import ALL_ROWS, refuse_unreadable
 from kvfs.engine.recovery.rebuild import Progress, found_root
 from kvfs.pool.open.ports import Kernel
 from kvfs.storage.index import Index
-from kvfs.storage.index_swap import index_path
+from kvfs.storage.index_place import pool_index
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
 from tests.support.mounts.mounting import workplace
@@ -49,8 +50,8 @@ def fill_pool(pool_fd: int) -> None:
     """What ``found_pool`` does, in a megabyte instead of 128."""
     syscalls = Syscalls()
     InodeNumbers.create(pool_fd, syscalls)
-    Index.create(index_path(pool_fd), preallocate_bytes=MIB)
-    with Index(index_path(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
+    Index.create(pool_index(pool_fd), preallocate_bytes=MIB)
+    with Index(pool_index(pool_fd), preallocate_bytes=MIB, syscalls=syscalls) as index:
         found_root(index, 1)
         index.sync()
 
@@ -69,9 +70,15 @@ def make_pool(path: Path, capacity_bytes: int) -> None:
 class Host:
     """A machine with one pool: its store is started and ends in the ways a store can end."""
 
-    def __init__(self, path: Path, *, capacity_bytes: int = 64 * MIB) -> None:
+    def __init__(
+        self, path: Path, *, capacity_bytes: int = 64 * MIB, index_place: str = "memory"
+    ) -> None:
         self.path = path
+        memory = path.parent / "memory"
+        memory.mkdir(exist_ok=True)
         self.settings = Settings(
+            index_place=index_place,
+            index_memory_dir=str(memory),
             index_preallocate_bytes=MIB,
             index_map_bytes=64 * MIB,
             # lose_power stands for a pool that is rebuilt (with a log: test_index_log.py).
@@ -149,14 +156,22 @@ class Host:
     def lose_power(self) -> None:
         """End, and come back in another boot with an index that nobody may believe."""
         self.kill()
-        self.pretend_reboot()
-        data = self.path / "index" / "data.mdb"
+        data = self.index_path() / "data.mdb"
         with data.open("r+b") as file:
             file.seek(8192)
             file.write(b"\xa5" * 65536)
+        self.pretend_reboot()
+
+    def index_path(self) -> Path:
+        """Return the directory of the index that the last store left, in memory or in the pool."""
+        run = self.path / "RUN"
+        said = json.loads(run.read_text()).get("index") if run.exists() else ""
+        return Path(said) if said else self.path / "index"
 
     def pretend_reboot(self) -> None:
-        """Make RUN say that the pool ran last in another boot."""
+        """Make RUN say that the pool ran last in another boot, which took the memory along."""
+        if (memory := self.index_path()).parent != self.path:
+            shutil.rmtree(memory)
         path = self.path / "RUN"
         path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
@@ -179,11 +194,7 @@ class Host:
 
     def probe_index(self) -> None:
         """Read every row of the stopped pool's index as a start does first. Raises IndexDamaged."""
-        pool_fd = os.open(self.path, os.O_RDONLY)
-        try:
-            refuse_unreadable(pool_fd, ALL_ROWS)
-        finally:
-            os.close(pool_fd)
+        refuse_unreadable(str(self.index_path()), ALL_ROWS)
 
     def end(self) -> None:
         """Leave nothing open, whatever the test did."""
@@ -208,12 +219,12 @@ class Host:
 
 
 @contextlib.contextmanager
-def host(*, capacity_bytes: int = 64 * MIB) -> Iterator[Host]:
+def host(*, capacity_bytes: int = 64 * MIB, index_place: str = "memory") -> Iterator[Host]:
     """Yield a host with a new pool in memory; no store runs yet."""
     with workplace() as place:
         pool = place / "pool"
         pool.mkdir()
-        made = Host(pool, capacity_bytes=capacity_bytes)
+        made = Host(pool, capacity_bytes=capacity_bytes, index_place=index_place)
         try:
             yield made
         finally:

@@ -48,7 +48,11 @@ class Drive:
     def __init__(self, path: Path, *, blank: bool = True) -> None:
         """*blank*: the image is made, with a pool; else it is one that has been used."""
         self.path = path
-        self.settings = Settings(index_preallocate_bytes=MIB, index_map_bytes=64 * MIB)
+        memory = path.with_name(f"{path.name}-memory")
+        memory.mkdir(exist_ok=True)
+        self.settings = Settings(
+            index_preallocate_bytes=MIB, index_map_bytes=64 * MIB, index_memory_dir=str(memory)
+        )
         if blank:
             format_source(str(path), size_bytes=400 * MIB, fill=fill_pool)
         self._device: Device | None = None

@@ -1,0 +1,178 @@
+"""Where the index of a pool is while it is served: in memory, or in the pool itself.
+
+In memory it is a directory on a tmpfs, which outlives the server and its supervisor, but no reboot;
+RUN names it. The device has copies of it and the rows logged since (index_copy.py, row_log.py).
+A server that is killed leaves it there, and a clean stop removes it.
+
+In the pool a new index is complete and durable before the old one is touched. Then ``index``
+becomes ``index.old`` and ``index.new`` becomes ``index``. With an ``index.old`` and no ``index``,
+the swap was interrupted between the two, and ``index.new`` is complete.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from typing import Final, NamedTuple
+
+from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
+from kvfs.core.settings import Settings
+from kvfs.storage.index import Index
+from kvfs.storage.journal import Journal
+from kvfs.storage.row_log import UnloggedRows
+from kvfs.storage.syscalls import Syscalls
+
+#: The setting ``index_place``; any other value is a directory on a tmpfs.
+IN_MEMORY: Final = "memory"
+IN_POOL: Final = "pool"
+#: The tmpfs that every Linux has, for half of the memory (shm_overview(7)).
+_SHARED_MEMORY: Final = "/dev/shm"
+_NAME: Final = "kvfs-"
+_IN_POOL: Final = "/proc/self/fd/"
+
+
+def pool_index(pool_fd: int, name: str = INDEX) -> str:
+    """Return a path to the index in the pool, by fd: a detached mount has no other path."""
+    return f"{_IN_POOL}{pool_fd}/{name}"
+
+
+def present_index(pool_fd: int, said: str) -> str | None:
+    """Return the path of the index that RUN *said* (empty: in the pool); None: it is not there."""
+    path = said or pool_index(pool_fd)
+    try:
+        status = os.stat(f"{path}/{DATA_NAME}")
+        owner = os.stat(path).st_uid
+    except OSError:
+        return None
+    return path if status.st_size and owner == os.geteuid() else None
+
+
+class IndexAt(NamedTuple):
+    """The path of the index; ``logged``: the batch that leads to it as it is, 0: none does."""
+
+    path: str
+    logged: int
+
+    @property
+    def in_memory(self) -> str:
+        """Its directory, for RUN; empty if it is in the pool."""
+        return "" if self.path.startswith(_IN_POOL) else self.path
+
+
+class IndexPlace:
+    """Makes room for an index of one pool, and removes those that are not needed any more."""
+
+    def __init__(
+        self, pool_fd: int, pool_uuid: str, settings: Settings, syscalls: Syscalls, *, in_pool: bool
+    ) -> None:
+        """*in_pool*: not in the ``index_memory_dir`` of *settings*, but in the pool."""
+        self._pool_fd = pool_fd
+        self._syscalls = syscalls
+        status = os.fstat(pool_fd)
+        pool = f"{pool_uuid} {status.st_dev} {status.st_ino}".encode()
+        #: The start of the names of this pool's directories; no copy of the pool has the same.
+        self._prefix = f"{_NAME}{hashlib.sha256(pool).hexdigest()[:16]}."
+        self._top = settings.index_memory_dir
+        self.in_pool = in_pool
+
+    def begin(self) -> str:
+        """Return an empty directory to make an index in. Raises OSError."""
+        if self.in_pool:
+            settle_index(self._pool_fd, self._syscalls)
+            self._syscalls.mkdir(INDEX_NEW, 0o700, dir_fd=self._pool_fd)
+            return pool_index(self._pool_fd, INDEX_NEW)
+        path = f"{self._top}/{self._prefix}{secrets.token_hex(8)}"
+        self._syscalls.mkdir(path, 0o700)
+        return path
+
+    def finish(self, path: str) -> str:
+        """Make what is complete in *path*, from ``begin``, the index; return its path. OSError."""
+        if self.in_pool:
+            replace_index(self._pool_fd, self._syscalls)
+            return pool_index(self._pool_fd)
+        return path
+
+    def discard(self, path: str) -> None:
+        """Remove an index in memory, or one in the pool that is not complete. Raises OSError."""
+        if path.startswith(_IN_POOL):
+            remove_index(os.path.basename(path), self._pool_fd, self._syscalls)
+        else:
+            discard_index(path, self._syscalls)
+
+    def discard_others(self, path: str) -> None:
+        """Remove what this pool has in memory besides *path*: earlier servers left it. OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._top):
+                if name.startswith(self._prefix) and f"{self._top}/{name}" != path:
+                    self._discard_own(f"{self._top}/{name}")
+
+    def _discard_own(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(path).st_uid == os.geteuid():
+                discard_index(path, self._syscalls)
+
+
+def discard_index(path: str, syscalls: Syscalls) -> None:
+    """Remove the index in memory at *path*, if it is there. Raises OSError."""
+    for file in (DATA_NAME, LOCK_NAME):
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(f"{path}/{file}")
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.rmdir(path)
+
+
+def settle_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Finish or undo what an interrupted rebuild left behind. Raises OSError."""
+    if _exists(INDEX_OLD, pool_fd, syscalls):
+        if not _exists(INDEX, pool_fd, syscalls):
+            syscalls.rename(INDEX_NEW, INDEX, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+            syscalls.fsync(pool_fd)
+        remove_index(INDEX_OLD, pool_fd, syscalls)
+    remove_index(INDEX_NEW, pool_fd, syscalls)
+
+
+def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
+    """Put the complete and durable ``index.new`` in the place of ``index``. Raises OSError."""
+    if _exists(INDEX, pool_fd, syscalls):
+        syscalls.rename(INDEX, INDEX_OLD, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+        # Otherwise a power loss could leave the second rename without the first.
+        syscalls.fsync(pool_fd)
+    syscalls.rename(INDEX_NEW, INDEX, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
+    syscalls.fsync(pool_fd)
+    remove_index(INDEX_OLD, pool_fd, syscalls)
+
+
+def remove_index(name: str, pool_fd: int, syscalls: Syscalls) -> None:
+    """Remove the index directory *name*; a missing one is fine. Raises OSError."""
+    for file in (DATA_NAME, LOCK_NAME):
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(f"{name}/{file}", dir_fd=pool_fd)
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.rmdir(name, dir_fd=pool_fd)
+
+
+def _exists(name: str, pool_fd: int, syscalls: Syscalls) -> bool:
+    try:
+        syscalls.stat(name, dir_fd=pool_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def open_index(
+    path: str,
+    settings: Settings,
+    syscalls: Syscalls,
+    journal: Journal | None = None,
+    unlogged: UnloggedRows | None = None,
+) -> Index:
+    """Open the index at *path* as *settings* say. Raises what ``Index`` raises."""
+    return Index(
+        path,
+        map_size_bytes=settings.index_map_bytes,
+        preallocate_bytes=settings.index_preallocate_bytes,
+        read_only=settings.read_only,
+        syscalls=syscalls,
+        journal=journal,
+        unlogged=unlogged,
+    )
