@@ -152,9 +152,9 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "what fsync(2) does: return at once (relaxed), or wait for the drive (honour)",
             "honour, for a program whose fsync must mean what it says; each costs a flush",
         ),
-        "checkpoint_s": Words(
-            "how often the index is made durable",
-            "longer, if small blocks wear the drive: each checkpoint writes some 20 KiB a commit",
+        "index_log_s": Words(
+            "how often what the index was told goes to its log on the drive; 0: there is no log",
+            "hardly ever: what a power loss takes of the log is found again by comparison",
         ),
         "durable_queue_max": Words("blocks that may wait to be durable", _SELDOM),
         "verify": Words(
@@ -256,6 +256,14 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "higher, for more than 100 million names",
         ),
         "index_preallocate_bytes": Words("how far ahead its file is allocated", _SELDOM),
+        "index_place": Words(
+            "where the index is while the pool is served: in memory, or in the pool",
+            "pool, if memory is short: names then wait for the drive when it does not answer",
+        ),
+        "index_memory_dir": Words(
+            "the tmpfs for an index in memory",
+            "another one, if that is too small, as in many containers",
+        ),
     },
     "Clients that kvfs cannot watch": {
         "foreign_closes": Words(

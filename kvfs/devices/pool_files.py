@@ -127,14 +127,17 @@ def refuse_led_astray(pool_fd: int, source: str) -> None:
     for name in (*INDEXES, LOG, QUARANTINE, STRAYS, *FAN_OUTS):
         if not _is_own_directory(name, pool_fd, source):
             continue
-        if name in FAN_OUTS:
-            inside: Iterable[str] = fan_out_directories(name)
-        else:
-            inside = (
-                (f"{name}/{file}" for file in (DATA_NAME, LOCK_NAME)) if name in INDEXES else ()
-            )
-        for path in inside:
+        for path in _parts_of(name):
             _is_own_directory(path, pool_fd, source)
+
+
+def _parts_of(name: str) -> Iterable[str]:
+    """Return what is always at the same path in directory *name* of a pool."""
+    if name in FAN_OUTS:
+        return fan_out_directories(name)
+    if name in INDEXES:
+        return (f"{name}/{file}" for file in (DATA_NAME, LOCK_NAME))
+    return (f"{name}/{file}" for file in COPIES) if name == LOG else ()
 
 
 def _is_own_directory(path: str, pool_fd: int, source: str) -> bool:

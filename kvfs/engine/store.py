@@ -364,6 +364,7 @@ class Store:
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,
+            "index_in": self.pool.index_in,
             "index_used_bytes": self.pool.index.room.rows_bytes(),
             "index_map_bytes": self.pool.index.room.map_bytes,
             "open_inodes": len(self.pool.open.inodes),

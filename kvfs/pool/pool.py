@@ -131,6 +131,8 @@ class Pool:
                 lambda: self.monotonic_s(),
             )
             self.followers = self._followers()
+            #: Where the index is: a directory in memory, or "pool".
+            self.index_in = index_at.in_memory or "pool"
             self._in_memory = index_at.in_memory
             if not settings.read_only:
                 self._write_run(clean=False)

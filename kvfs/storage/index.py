@@ -413,7 +413,7 @@ class Index:
         with self._unread:
             self._commits.write(rows, deed)
         if self._unlogged is not None:
-            self._unlogged.note(rows)
+            self._unlogged.learn(rows)
         self._pending.clear()
         self.room.note_commit()
 

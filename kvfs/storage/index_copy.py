@@ -30,12 +30,12 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
-_PIECE_BYTES: Final = 1 << 20
+_COPIED_BYTES: Final = 1 << 20
 #: So much is written before the device is asked whether it has it, and left to others for as long.
 _TURN_BYTES: Final = 8 << 20
 #: The longest that a copy leaves the device to others after a turn, so that it ends.
 _REST_MOST_S: Final = 0.5
-_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+_FILE_OPTIONS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class HeldIndex:
@@ -68,7 +68,7 @@ class HeldIndex:
         thread = threading.Thread(target=copy, name="kvfs-copy", daemon=True)
         thread.start()
         try:
-            while piece := os.read(reading, _PIECE_BYTES):
+            while piece := os.read(reading, _COPIED_BYTES):
                 yield piece
         finally:
             os.close(reading)  # if nobody reads on, the copy ends with EPIPE
@@ -91,7 +91,7 @@ def write_copy(
     """
     newest = max(found_copies(log_fd, syscalls), default=None)
     name = COPIES[0] if newest is None or newest[1] != COPIES[0] else COPIES[1]
-    fd = syscalls.open(name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=log_fd)
+    fd = syscalls.open(name, os.O_RDWR | os.O_CREAT | _FILE_OPTIONS, 0o600, dir_fd=log_fd)
     try:
         # First the end of the one that was here goes, and durably: it vouches for other bytes.
         syscalls.ftruncate(fd, 0)
@@ -131,7 +131,7 @@ def found_copies(log_fd: int, syscalls: Syscalls) -> list[tuple[Moment, str]]:
     found: list[tuple[Moment, str]] = []
     for name in COPIES:
         with contextlib.suppress(FileNotFoundError):
-            fd = syscalls.open(name, os.O_RDONLY | _FLAGS, dir_fd=log_fd)
+            fd = syscalls.open(name, os.O_RDONLY | _FILE_OPTIONS, dir_fd=log_fd)
             try:
                 end = _end_of(syscalls, fd)
             finally:
@@ -155,14 +155,14 @@ def load_copy(log_fd: int, name: str, data_fd: int, syscalls: Syscalls) -> None:
 
     Raises IndexDamaged if the copy is not whole, OSError.
     """
-    fd = syscalls.open(name, os.O_RDONLY | _FLAGS, dir_fd=log_fd)
+    fd = syscalls.open(name, os.O_RDONLY | _FILE_OPTIONS, dir_fd=log_fd)
     try:
         end = _end_of(syscalls, fd)
         if end is None:
             raise IndexDamaged(f"{name}: it has no end")
         at = crc = 0
         while at < end.data_bytes:
-            piece = syscalls.pread(fd, min(_PIECE_BYTES, end.data_bytes - at), at)
+            piece = syscalls.pread(fd, min(_COPIED_BYTES, end.data_bytes - at), at)
             if not piece:
                 break
             crc = crc32c(piece, crc)

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 from typing import Final, NamedTuple
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
@@ -28,6 +29,7 @@ IN_POOL: Final = "pool"
 #: The tmpfs that every Linux has, for half of the memory (shm_overview(7)).
 _SHARED_MEMORY: Final = "/dev/shm"
 _NAME: Final = "kvfs-"
+_OWN_MODE: Final = 0o700
 _IN_POOL: Final = "/proc/self/fd/"
 
 
@@ -37,14 +39,30 @@ def pool_index(pool_fd: int, name: str = INDEX) -> str:
 
 
 def present_index(pool_fd: int, said: str) -> str | None:
-    """Return the path of the index that RUN *said* (empty: in the pool); None: it is not there."""
+    """Return the path of the index that RUN *said* (empty: in the pool); None: it is not there.
+
+    A pool may come from somebody else, and name what is not its own. So a directory in memory has
+    a name that only its server and its RUN know, inside one that nobody else may list.
+    """
     path = said or pool_index(pool_fd)
     try:
+        if said and not _is_ours(os.path.dirname(said)):
+            return None
         status = os.stat(f"{path}/{DATA_NAME}")
-        owner = os.stat(path).st_uid
     except OSError:
         return None
-    return path if status.st_size and owner == os.geteuid() else None
+    return path if status.st_size else None
+
+
+def _is_ours(directory: str) -> bool:
+    """Whether *directory* is one that a server of this user made. Raises OSError."""
+    status = os.lstat(directory)
+    return (
+        os.path.basename(directory).startswith(_NAME)
+        and stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and stat.S_IMODE(status.st_mode) == _OWN_MODE
+    )
 
 
 class IndexAt(NamedTuple):
@@ -63,15 +81,16 @@ class IndexPlace:
     """Makes room for an index of one pool, and removes those that are not needed any more."""
 
     def __init__(
-        self, pool_fd: int, pool_uuid: str, settings: Settings, syscalls: Syscalls, *, in_pool: bool
+        self, pool_fd: int, pool_id: str, settings: Settings, syscalls: Syscalls, *, in_pool: bool
     ) -> None:
-        """*in_pool*: not in the ``index_memory_dir`` of *settings*, but in the pool."""
+        """*in_pool*: not in the ``index_memory_dir`` of *settings*, but in the pool.
+
+        *pool_id*: no pool that may be served at the same time has the same (``Device.index_id``).
+        """
         self._pool_fd = pool_fd
         self._syscalls = syscalls
-        status = os.fstat(pool_fd)
-        pool = f"{pool_uuid} {status.st_dev} {status.st_ino}".encode()
-        #: The start of the names of this pool's directories; no copy of the pool has the same.
-        self._prefix = f"{_NAME}{hashlib.sha256(pool).hexdigest()[:16]}."
+        #: The start of the names of this pool's directories.
+        self._prefix = f"{_NAME}{hashlib.sha256(pool_id.encode()).hexdigest()[:16]}."
         self._top = settings.index_memory_dir
         self.in_pool = in_pool
 
@@ -81,8 +100,10 @@ class IndexPlace:
             settle_index(self._pool_fd, self._syscalls)
             self._syscalls.mkdir(INDEX_NEW, 0o700, dir_fd=self._pool_fd)
             return pool_index(self._pool_fd, INDEX_NEW)
-        path = f"{self._top}/{self._prefix}{secrets.token_hex(8)}"
-        self._syscalls.mkdir(path, 0o700)
+        outer = f"{self._top}/{self._prefix}{secrets.token_hex(4)}"
+        self._syscalls.mkdir(outer, _OWN_MODE)
+        path = f"{outer}/{secrets.token_hex(16)}"
+        self._syscalls.mkdir(path, _OWN_MODE)
         return path
 
     def finish(self, path: str) -> str:
@@ -103,13 +124,17 @@ class IndexPlace:
         """Remove what this pool has in memory besides *path*: earlier servers left it. OSError."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._top):
-                if name.startswith(self._prefix) and f"{self._top}/{name}" != path:
-                    self._discard_own(f"{self._top}/{name}")
+                outer = f"{self._top}/{name}"
+                if name.startswith(self._prefix) and outer != os.path.dirname(path):
+                    self._discard_outer(outer)
 
-    def _discard_own(self, path: str) -> None:
+    def _discard_outer(self, outer: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if os.lstat(path).st_uid == os.geteuid():
-                discard_index(path, self._syscalls)
+            if _is_ours(outer):
+                for name in os.listdir(outer):
+                    discard_index(f"{outer}/{name}", self._syscalls)
+                with contextlib.suppress(OSError):
+                    self._syscalls.rmdir(outer)
 
 
 def discard_index(path: str, syscalls: Syscalls) -> None:
@@ -119,6 +144,7 @@ def discard_index(path: str, syscalls: Syscalls) -> None:
             syscalls.unlink(f"{path}/{file}")
     with contextlib.suppress(FileNotFoundError):
         syscalls.rmdir(path)
+        syscalls.rmdir(os.path.dirname(path))
 
 
 def settle_index(pool_fd: int, syscalls: Syscalls) -> None:

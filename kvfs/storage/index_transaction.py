@@ -193,7 +193,7 @@ class WriteTransaction:
         self._rows[key] = None
         self._records.pop(key, None)
 
-    def put_rows(self, rows: Rows) -> None:
+    def enter_logged(self, rows: Rows) -> None:
         """Write *rows* of any keyspace as they are: those of a log."""
         self._rows.update(rows)
 

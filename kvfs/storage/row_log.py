@@ -21,7 +21,6 @@ from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 
 #: Allocated ahead of the batches, so that few of them change the file's extents.
 _STEP_BYTES: Final = 1 << 20
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class UnloggedRows:
@@ -36,8 +35,8 @@ class UnloggedRows:
         #: Whether rows were dropped: the log lacks them.
         self.overflowed = False
 
-    def note(self, rows: Mapping[bytes, bytes | None]) -> None:
-        """Note *rows*, which were just committed."""
+    def learn(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Keep *rows*, which were just committed."""
         self._rows.update(rows)
         for key, value in rows.items():
             self.size_bytes += len(key) + (0 if value is None else len(value))
@@ -79,7 +78,7 @@ class LogFile:
         """Make the file that begins with batch *first*; durable on return. Raises OSError."""
         self._syscalls = syscalls
         self._end_bytes = self._allocated_bytes = 0
-        flags = _FLAGS | os.O_CREAT | os.O_TRUNC
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = syscalls.open(log_file_name(first), flags, 0o600, dir_fd=log_fd)
         try:
             syscalls.fsync(log_fd)

@@ -1,7 +1,7 @@
 """What a power cut's loss window costs: ``python -m tests.bench.measure_durability``.
 
-Run as root. Two pools of this tree on equal loop devices in memory: one makes blocks durable, takes
-checkpoints and sums blocks up; the other does none of it. Two writers store blocks of 32 MiB in
+Run as root. Two pools of this tree on equal loop devices in memory: one makes blocks durable, logs its
+index and sums blocks up; the other does none of it. Two writers store blocks of 32 MiB in
 each in turns, with O_DIRECT and through the page cache. A round lasts four windows and counts the
 last three, in which the pass works off what the writers store. Prints JSON: the rate with over the
 rate without, and bytes written to each device for a byte stored. ``--control`` mounts both without,
@@ -41,7 +41,7 @@ BLOCK_BYTES: Final = 32 << 20
 _FIRST_ROUNDS: Final = 1
 _WINDOWS: Final = 4
 _SECTOR_BYTES: Final = 512
-_WITHOUT: Final = ("durable_within_s=0", "checkpoint_s=0", "checksum_share=0", "verify=off")
+_WITHOUT: Final = ("durable_within_s=0", "index_log_s=0", "checksum_share=0", "verify=off")
 
 
 class Side(NamedTuple):
@@ -77,7 +77,7 @@ def sides(stack: ExitStack, size_bytes: int, window_s: float, *, control: bool) 
     """Mount one pool without and one with."""
     check_room(2 * size_bytes, BACKING)
     images, points = folders(stack, BACKING)
-    with_all = (f"durable_within_s={window_s}", f"checkpoint_s={window_s}")
+    with_all = (f"durable_within_s={window_s}", "index_log_s=1")
     settings = {"without": _WITHOUT, "with": _WITHOUT if control else with_all}
     devices = [stack.enter_context(loop_device(images / name, size_bytes)) for name in settings]
     for device in devices:

@@ -52,9 +52,8 @@ def make_circle(running: Host) -> tuple[InodeNo, InodeNo]:
     b = make_directory(running, b"b", a)
     put(running.store, b, b"block", b"x" * 5000)
     settle(running.store)
-    running.stop()
-    path = f"{running.path}/index"
-    with Index(path) as index:
+    running.kill()
+    with Index(str(running.index_path())) as index:
         record = index.inode(a)
         root = index.inode(ROOT_INODE)
         assert record is not None
@@ -216,8 +215,8 @@ def test_heat_with_stamps_that_no_clock_has_is_cold(running: Host) -> None:
 def test_a_policy_that_no_version_knows_sets_nothing(running: Host) -> None:
     store = running.store
     directory = make_directory(running, b"dir")
-    running.stop()
-    with Index(f"{running.path}/index") as index:
+    running.kill()
+    with Index(str(running.index_path())) as index:
         for value in (b"\xff", b"sometimes"):
             with index.write() as txn:
                 txn.put_xattr(directory, EVICT, value)
@@ -246,7 +245,7 @@ def test_an_extent_with_a_number_that_nobody_gave_out_is_left_alone(running: Hos
 
 PARTS: Final = (
     "extents", "identities", "index", "extents/07", "index/data.mdb", "index/lock.mdb",
-    "strays", "quarantine",
+    "strays", "quarantine", "log", "log/copy.0",
 )  # fmt: skip
 
 
@@ -262,6 +261,7 @@ def test_a_part_of_the_pool_that_leads_elsewhere_is_refused(
     path = running.path / part
     elsewhere = running.path.parent / "elsewhere"
     if not path.exists():
+        path.parent.mkdir(exist_ok=True)
         path.touch() if part.endswith(".mdb") else path.mkdir(parents=True)
     if how == "symlink":
         path.rename(elsewhere)

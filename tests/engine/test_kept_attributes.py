@@ -229,7 +229,7 @@ def test_fsck_takes_a_damaged_row_from_the_file_and_writes_what_a_file_lacks(
     assert running.check().problems == []
     store = running.start()
     assert store.xattr(ino, KEY) == b"value"
-    (running.path / "index" / "data.mdb").write_bytes(b"")
+    (running.index_path() / "data.mdb").write_bytes(b"")
     running.kill()
     running.check(repair=True)
     store = running.start()

@@ -27,9 +27,9 @@ TAKEN_OVER_S = {During.AGEING: 24.0, During.HONOURED: 12.0}
 ALL_WAYS = (*RENAMED, *IN_PLACE)
 #: In a pool that is full of blocks written in place nothing can be evicted while the writer lives.
 WAYS = {Kind.ROOMY: ALL_WAYS, Kind.FULL: RENAMED, Kind.PLAIN: RENAMED}
-#: A window that passes several times in a short recording, and checkpoints that are older than it:
+#: A window that passes several times in a short recording, and a log of the index that lags behind:
 #: what is durable and came later must come from the files.
-SHORT = ("--set", "durable_within_s=1", "--set", "checkpoint_s=5")
+SHORT = ("--set", "durable_within_s=1", "--set", "index_log_s=5")
 #: All blocks have a checksum, which alone tells what a lying drive has made of them. The default
 #: leaves out what never was in the page cache, and some on a busy machine, and counts them.
 CHECKED = ("--set", "checksum_share=1", "--set", "verify=open")
@@ -39,8 +39,8 @@ PROOF_S = 40.0
 #: A server lives for some 3 s: with a window that began anew at each take-over no block would ever
 #: become durable. What is not served for seconds is late by as much.
 TAKEN_OVER = {
-    During.AGEING: ("--set", "durable_within_s=8", "--set", "checkpoint_s=5"),
-    During.HONOURED: ("--set", "durable_within_s=0", "--set", "checkpoint_s=5", "--fsync=honour"),
+    During.AGEING: ("--set", "durable_within_s=8", "--set", "index_log_s=5"),
+    During.HONOURED: ("--set", "durable_within_s=0", "--set", "index_log_s=5", "--fsync=honour"),
 }
 TAKEN_OVER_LATE_S = 4.0
 #: How a verdict says that a block, or an attribute, is missing or old, and not wrong.

@@ -43,7 +43,7 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.row_log import forget_log
-from kvfs.storage.run_state import RunState, read_run_state, write_run_state
+from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -227,7 +227,7 @@ class _Check:
         repair: bool,
     ) -> None:
         self._pool_fd = device.pool_fd
-        self._place = IndexPlace(device.pool_fd, device.uuid, settings, syscalls, in_pool=False)
+        self._place = IndexPlace(device.pool_fd, device.index_id, settings, syscalls, in_pool=False)
         #: Where the index is; empty until that is known.
         self._path = ""
         #: Whether it is in memory, and not needed after this.
@@ -281,7 +281,11 @@ class _Check:
                 self._make_clean(index)
 
     def _make_anew(self) -> None:
-        """Rebuild the index, in memory, and remove the former one, wherever it is."""
+        """Rebuild the index, in memory, and remove the former one, wherever it is.
+
+        If this is cut short, the next start rebuilds it again.
+        """
+        distrust_index(self._pool_fd, self._syscalls)
         self._path = rebuild_index(
             *(self._pool_fd, self._place, self._extents, self._settings),
             *(self._syscalls, self._progress),

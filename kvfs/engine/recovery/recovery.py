@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
 from kvfs.core.log_records import Moment
-from kvfs.core.pool_layout import CHECKPOINT
+from kvfs.core.pool_layout import CHECKPOINT, DATA_NAME
 from kvfs.core.records import INODE_PREFIX, inode_key
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
@@ -104,7 +104,7 @@ def _place_of(
 ) -> IndexPlace:
     if in_pool is None:
         in_pool = settings.index_place == IN_POOL and not settings.read_only
-    return IndexPlace(device.pool_fd, device.uuid, settings, syscalls, in_pool=in_pool)
+    return IndexPlace(device.pool_fd, device.index_id, settings, syscalls, in_pool=in_pool)
 
 
 def _found(
@@ -125,6 +125,8 @@ def _found(
         if not state.index_dir:
             settle_index(device.pool_fd, syscalls)
         _finish(device, settings, syscalls, present)
+        if not state.index_dir:
+            compact_index(device.pool_fd, syscalls)
         return Recovered(present, sweep_due=True, unlisted=True)
     settle_index(device.pool_fd, syscalls)
     if place.in_pool:
@@ -154,6 +156,8 @@ def _made(
             syscalls.unlink(CHECKPOINT, dir_fd=device.pool_fd)
     if state.clean:
         return _loaded(device, settings, syscalls, state, place)
+    if state.trusted and not state.index_dir:
+        raise IndexDamaged(f"index: {DATA_NAME} is missing")
     try:
         restored = _restored(device, settings, syscalls, place)
     except (IndexDamaged, Damaged, FormatUnknown) as error:

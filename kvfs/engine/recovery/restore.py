@@ -138,4 +138,4 @@ def _enter(index: Index, rows: Rows) -> None:
     if index.preallocation_due():
         index.preallocate()
     with index.write() as txn:
-        txn.put_rows(dict(sorted(rows.items())))
+        txn.enter_logged(dict(sorted(rows.items())))

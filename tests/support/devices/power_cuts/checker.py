@@ -77,7 +77,7 @@ def check_pool_image(image: Path, ledger: Ledger, cut_ns: int) -> Verdict:
     """Start a store on *image*, as a mount does, read all, sweep, and read all again."""
     with loop_device(0, backing=image) as device:
         verdict = Verdict()
-        drive = Drive(Path(device.path), blank=False)
+        drive = Drive(Path(device.path), blank=False, memory=image.with_name("index memory"))
         try:
             _check_started(drive.start(), ledger, cut_ns, verdict)
         except CommandError as error:
@@ -148,7 +148,7 @@ def check_mounted_image(image: Path, ledger: Ledger, cut_ns: int, mountpoint: Pa
     verdict = Verdict()
     with loop_device(0, backing=image) as device:
         try:
-            # Going back to the checkpoint may overfill a pool: nothing shall be evicted meanwhile.
+            # Going back to what was logged may overfill a pool: nothing shall be evicted meanwhile.
             with Mounted(device.path, mountpoint, "--capacity", _ROOM) as mount:
                 judge(dict(_files(mount.path)), ledger, cut_ns, verdict)
         except CommandFailed as error:

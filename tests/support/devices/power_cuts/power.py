@@ -45,10 +45,13 @@ def shut_down(directory_fd: int, cut: Cut) -> None:
 class Drive:
     """An image file with a pool, and the store on it."""
 
-    def __init__(self, path: Path, *, blank: bool = True) -> None:
-        """*blank*: the image is made, with a pool; else it is one that has been used."""
+    def __init__(self, path: Path, *, blank: bool = True, memory: Path | None = None) -> None:
+        """*blank*: the image is made, with a pool; else it is one that has been used.
+
+        *memory* is where the index is while the pool is served; beside the image by default.
+        """
         self.path = path
-        memory = path.with_name(f"{path.name}-memory")
+        memory = memory or path.with_name("index memory")
         memory.mkdir(exist_ok=True)
         self.settings = Settings(
             index_preallocate_bytes=MIB, index_map_bytes=64 * MIB, index_memory_dir=str(memory)
