@@ -121,8 +121,13 @@ class DeviceWatch:
         self.probe.run_due(now_s)
 
     def _why_lost(self) -> str:
-        """Return why the pool is lost, or "". After XFS was shut down, statfs(2) fails at once."""
+        """Return why the pool is lost, or "".
+
+        Once XFS has shut itself down, fstat(2) fails at once, without the device
+        (xfs_vn_getattr in fs/xfs/xfs_iops.c). On Linux 6.18 statfs(2) goes on to answer.
+        """
         try:
+            os.fstat(self._pool.device.pool_fd)
             os.fstatvfs(self._pool.device.pool_fd)
         except OSError as error:
             return f"its file system has failed: {error.strerror}"

@@ -152,7 +152,7 @@ def test_a_real_pool_is_checked_and_its_index_rebuilt(pool: Path) -> None:
         assert run_kvfs("fsck", str(pool)).stdout == (
             f"{pool}: 1 block, 2 directories, no problem\n"
         )
-        with (pool / "index" / "data.mdb").open("r+b") as file:
+        with (pool / "log" / "copy.0").open("r+b") as file:
             file.write(os.urandom(65536))
         result = run_kvfs("fsck", str(pool), check=False)
         assert result.returncode == CheckFailed.exit_code
