@@ -122,7 +122,7 @@ class Device:
         #: The mounted file system under a directory source (directory.py); empty if kvfs mounts the
         #: file system itself.
         self.superblock = superblock
-        #: What the index in memory is called after: copies of a pool, which have one UUID, are never
+        #: What the index in memory is called after: copies of a pool have one UUID, and are never
         #: served at the same time, unless in other directories or file systems.
         self.index_id = f"{header.uuid} {superblock} {os.fstat(pool_fd).st_ino}"
         #: Whether clients of a dead mount still have files on it open.

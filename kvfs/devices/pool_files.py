@@ -290,6 +290,9 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     *keep_lock* keeps LOCK, for a new pool in the same place. Other files stay, and so do
     directories that hold any. Raises OSError.
     """
+    from kvfs.storage.index_place import forget_index  # LMDB, which few commands need
+
+    forget_index(pool_fd)
     _unlink(POOL, pool_fd)
     os.fsync(pool_fd)
     for directory in _own_directories():

@@ -21,6 +21,7 @@ from kvfs.core.settings import Settings
 from kvfs.storage.index import Index
 from kvfs.storage.journal import Journal
 from kvfs.storage.row_log import UnloggedRows
+from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 
 #: The setting ``index_place``; any other value is a directory on a tmpfs.
@@ -122,7 +123,7 @@ class IndexPlace:
 
     def discard_others(self, path: str) -> None:
         """Remove what this pool has in memory besides *path*: earlier servers left it. OSError."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self._top):
                 outer = f"{self._top}/{name}"
                 if name.startswith(self._prefix) and outer != os.path.dirname(path):
@@ -135,6 +136,14 @@ class IndexPlace:
                     discard_index(f"{outer}/{name}", self._syscalls)
                 with contextlib.suppress(OSError):
                     self._syscalls.rmdir(outer)
+
+
+def forget_index(pool_fd: int) -> None:
+    """Remove what a killed server left of the pool's index in memory. Raises OSError."""
+    syscalls = Syscalls()
+    said = read_run_state(pool_fd, syscalls).index_dir
+    if said and present_index(pool_fd, said):
+        discard_index(said, syscalls)
 
 
 def discard_index(path: str, syscalls: Syscalls) -> None:

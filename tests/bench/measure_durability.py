@@ -1,10 +1,10 @@
 """What a power cut's loss window costs: ``python -m tests.bench.measure_durability``.
 
-Run as root. Two pools of this tree on equal loop devices in memory: one makes blocks durable, logs its
-index and sums blocks up; the other does none of it. Two writers store blocks of 32 MiB in
-each in turns, with O_DIRECT and through the page cache. A round lasts four windows and counts the
-last three, in which the pass works off what the writers store. Prints JSON: the rate with over the
-rate without, and bytes written to each device for a byte stored. ``--control`` mounts both without,
+Run as root. Two pools of this tree on equal loop devices in memory: one makes blocks durable, logs
+its index and sums blocks up; the other does none of it. Two writers store blocks of 32 MiB in each
+in turns, with O_DIRECT and through the page cache. A round lasts four windows and counts the last
+three, in which the pass works off what the writers store. Prints JSON: the rate with over the rate
+without, and bytes written to each device for a byte stored. ``--control`` mounts both without,
 which shows what the machine's noise alone makes of the ratio.
 """
 

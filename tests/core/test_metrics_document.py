@@ -19,7 +19,9 @@ NOT_EXPORTED: Final = {
     **dict.fromkeys(
         ("uuid", "root.", "device_number", "server_pid", "supervisor_pid"), "an identity"
     ),
-    **dict.fromkeys(("data_path_reason", "device_state", "eviction.policy", "takeover"), "a text"),
+    **dict.fromkeys(
+        ("data_path_reason", "device_state", "eviction.policy", "index_in", "takeover"), "a text"
+    ),
     **dict.fromkeys(("largest_lease_holder.p", "largest_unevictable.directory"), "whose it is"),
     **dict.fromkeys(("cache.hits", "cache.misses", "cache.loaded_", "cache.stored_"), "a sum"),
     **dict.fromkeys(("eviction.blocks", "eviction.bytes"), "a sum, over the reasons"),

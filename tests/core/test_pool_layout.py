@@ -13,7 +13,7 @@ def test_the_page_of_the_format_lists_every_name() -> None:
     listing = re.findall(r"^    (\S.*?)  +\S", _PAGE.partition("\n## ")[0], re.MULTILINE)
     listed = {re.split(r"[/ ]", path)[0] for line in listing for path in line.split(", ")}
     directories = {pool_layout.INDEX, *pool_layout.FAN_OUTS}
-    directories |= {pool_layout.QUARANTINE, pool_layout.STRAYS}
+    directories |= {pool_layout.QUARANTINE, pool_layout.STRAYS, pool_layout.LOG}
     names = {pool_layout.POOL, *pool_layout.FILES} | directories
     assert listed == {name for name in names if not name.endswith(".new")}
     for file in (pool_layout.DATA_NAME, pool_layout.LOCK_NAME):

@@ -1,6 +1,7 @@
 """The store against dicts: any order of requests, and every way a server can end."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -52,11 +53,15 @@ def expecting(error: type[KvfsError] | None) -> Iterator[None]:
 class StoreMachine(RuleBasedStateMachine):
     """``open`` holds the handles: the model's node, the store's, and whether it writes."""
 
+    #: Without a log each power loss is a rebuild.
+    index_log_s = 0.0
+
     @initialize()
     def begin(self) -> None:
         self.stack = contextlib.ExitStack()
         self.stack.enter_context(reading_here())
         self.host = self.stack.enter_context(host())
+        self.host.settings = dataclasses.replace(self.host.settings, index_log_s=self.index_log_s)
         self.host.start()
         self.model = Model(Node(ROOT_INODE, DIRECTORY))
         self.open: list[tuple[Node, Opened, bool]] = []
@@ -308,6 +313,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.kill()
         else:
             settle(self.store)
+            if self.index_log_s:  # what came later is what test_index_log.py is about
+                self.store.log_index()
             self.host.lose_power()
             self.model.lose_power()
         if end.endswith(("check", "repair")):
@@ -316,6 +323,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.host.check(repair=True).problems == []
         self.host.start()
         assert self.store.swept or not end.endswith("repair")
+        if self.index_log_s and not end.startswith(("stop", "kill")):
+            settle(self.store)  # all is compared, and the index knows makers still
+            self.store.end_leases(self.store.now_s() + 1e6)
 
     # ---- what must hold ----
 
@@ -325,10 +335,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def attributes_are_the_models(self) -> None:
+        self.store.settle_awaited()  # the index tells of a close that waits for its rename later
         for path, node in self.model.walk():
             record = self.store.present(node.ino)
             assert record.mode == node.mode, path
-            assert not node.is_file or record.state == node.state, path
+            assert not node.is_file or record.state == node.state, (path, record.state, node.state)
             names = self.store.xattr_names(node.ino)
             found = {name: self.store.xattr(node.ino, name) for name in names}
             assert found == node.xattrs, path
@@ -342,9 +353,34 @@ TestStore = pytest.mark.usefixtures("caplog")(StoreMachine.TestCase)
 TestStore.settings = settings(max_examples=30, stateful_step_count=60)
 
 
+class LoggedStoreMachine(StoreMachine):
+    """The same with a log of the index, to which a power loss goes back."""
+
+    index_log_s = 3600.0
+
+    @rule()
+    def log(self) -> None:
+        """What was committed so far is in the log."""
+        self.store.log_index()
+
+
+TestLogged = pytest.mark.usefixtures("caplog")(LoggedStoreMachine.TestCase)
+TestLogged.settings = settings(max_examples=30, stateful_step_count=60)
+
+
 class LongStoreMachine(StoreMachine):
     """The same, for as long as `make proof` has time."""
 
 
 TestLong = pytest.mark.proof(pytest.mark.usefixtures("caplog")(LongStoreMachine.TestCase))
 TestLong.settings = settings(max_examples=400, stateful_step_count=60)
+
+
+class LongLoggedStoreMachine(LoggedStoreMachine):
+    """The same with a log."""
+
+
+TestLongLogged = pytest.mark.proof(
+    pytest.mark.usefixtures("caplog")(LongLoggedStoreMachine.TestCase)
+)
+TestLongLogged.settings = settings(max_examples=400, stateful_step_count=60)

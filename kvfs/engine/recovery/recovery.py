@@ -16,8 +16,8 @@ import contextlib
 import logging
 import random
 import stat
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeVar
 
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
 from kvfs.core.log_records import Moment
@@ -53,6 +53,8 @@ from kvfs.storage.run_state import RunState, read_run_state
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: A copy of a pool skips a random count of inode numbers, of so many bits; there are 2**64.
 _COPIES_APART_BITS: Final = 40
@@ -166,8 +168,12 @@ def _made(
     if restored is not None:
         return Recovered(restored.path, sweep_due=True, gone_back=restored.moment)
     _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
-    path = _rebuild(device, settings, syscalls, place, progress)
-    return Recovered(path, sweep_due=True)
+
+    def rebuild(place: IndexPlace) -> str:
+        with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
+            return rebuild_index(device.pool_fd, place, extents, settings, syscalls, progress)
+
+    return Recovered(_in_memory_or_pool(device, settings, syscalls, place, rebuild), sweep_due=True)
 
 
 def _loaded(
@@ -194,14 +200,11 @@ def _restored(
 
     Raises IndexDamaged, Damaged, FormatUnknown, NoSpace, OSError.
     """
-    try:
-        restored = restore_index(device.pool_fd, place, settings, syscalls)
-    except (NoSpace, OSError) as error:
-        if place.in_pool or settings.read_only:
-            raise
-        _log.warning("index: not in memory (%s), but in the pool", error)
-        place = _place_of(device, settings, syscalls, in_pool=True)
-        restored = restore_index(device.pool_fd, place, settings, syscalls)
+
+    def restore(place: IndexPlace) -> Restored | None:
+        return restore_index(device.pool_fd, place, settings, syscalls)
+
+    restored = _in_memory_or_pool(device, settings, syscalls, place, restore)
     if restored is not None:
         try:
             _look(device, settings, syscalls, restored.path)
@@ -209,6 +212,23 @@ def _restored(
             place.discard(restored.path)
             raise
     return restored
+
+
+def _in_memory_or_pool(
+    device: Device,
+    settings: Settings,
+    syscalls: Syscalls,
+    place: IndexPlace,
+    make: Callable[[IndexPlace], T],
+) -> T:
+    """Return what *make* makes in *place*; if memory has no room for it, in the pool."""
+    try:
+        return make(place)
+    except (NoSpace, OSError) as error:
+        if place.in_pool or settings.read_only:
+            raise
+        _log.warning("index: not in memory (%s), but in the pool", error)
+        return make(_place_of(device, settings, syscalls, in_pool=True))
 
 
 def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> bool:
@@ -245,17 +265,6 @@ def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -
         finished.dropped,
         finished.measured,
     )
-
-
-def _rebuild(
-    device: Device,
-    settings: Settings,
-    syscalls: Syscalls,
-    place: IndexPlace,
-    progress: Progress | None,
-) -> str:
-    with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
-        return rebuild_index(device.pool_fd, place, extents, settings, syscalls, progress)
 
 
 def _part_numbers(device: Device, syscalls: Syscalls) -> None:

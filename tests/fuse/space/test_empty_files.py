@@ -8,6 +8,7 @@ import pytest
 
 from tests.fuse.conftest import pool_source
 from tests.support.clients.stepping import until
+from tests.support.kernel.caches import pool_root
 from tests.support.kernel.calls import write_file
 from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.needs_fuse
 
 MIB = 1 << 20
 SOURCE_BYTES = 320 * MIB
-#: More than the device has beside the index, so that it is the device that bounds the pool.
 CAPACITY_BYTES = 120 * MIB
+#: So much is left for blocks, and others have the rest: it is the device that bounds the pool.
+LEFT_BYTES = 100 * MIB
 #: Names whose rows and inodes take a quarter of the capacity.
 NAMES = CAPACITY_BYTES // 4 // 1574
 MANY = NAMES + 3000
@@ -32,6 +34,14 @@ sys.stdin.read()
 """
 
 
+def fill_up(mounted: Mounted) -> None:
+    """Let a file of others take what is left of the device, but for LEFT_BYTES."""
+    root = pool_root(mounted)
+    status = os.statvfs(root)
+    with (root / "others").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - LEFT_BYTES)
+
+
 def test_empty_files_that_are_leased_and_pinned_give_way() -> None:
     """Nothing of theirs is counted by bytes, nor by the bounds of leases and pins."""
     skip_without_mounts()
@@ -42,7 +52,8 @@ def test_empty_files_that_are_leased_and_pinned_give_way() -> None:
         pool_source("xfs", SOURCE_BYTES) as source,
         Mounted(source, place / "kv", *flags) as mounted,
     ):
-        assert mounted.status()["usable_bytes"] < CAPACITY_BYTES
+        fill_up(mounted)
+        until(lambda: mounted.status()["usable_bytes"] < CAPACITY_BYTES, "the device is full")
         theirs = mounted.path / "theirs"
         theirs.mkdir()
         os.chown(theirs, 1000, 1000)

@@ -218,6 +218,6 @@ def test_a_client_of_an_ended_mount_keeps_no_blocks_but_its_own(end: str) -> Non
                 run_kvfs("evict", str(mount.path))
                 mount.stop()
                 given_back = (os.statvfs(xfs).f_bfree - full.f_bfree) * full.f_frsize
-                # Less what the pool's directories and inodes take meanwhile: a block or two.
-                assert given_back > 39 * 4 * MIB - MIB
+                # Less what the pool's directories, its log and a copy of its index take meanwhile.
+                assert given_back > 39 * 4 * MIB - 3 * MIB
                 assert len(reading.read()) == 4 * MIB

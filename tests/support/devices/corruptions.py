@@ -42,7 +42,7 @@ TARGETS: Final = {
     "RUN": 8,
     "INODES": 6,
     "HEAT": 6,
-    "CHECKPOINT": 6,
+    "log": 12,
     "POOL": 3,
     "DEVICE": 2,
 }
@@ -118,6 +118,8 @@ def _files(pool: Pool, target: str) -> list[Path]:
     if target in ("extent", "identity"):
         tops = ("extents",) if target == "extent" else ("extents", "identities")
         return sorted(file for name in tops for file in (top / name).glob("*/*"))
+    if target == "log":
+        return sorted((top / "log").iterdir())
     return [top / target]
 
 
@@ -281,7 +283,7 @@ def _host() -> Iterator[Host]:
         mounted_at(place / "xfs", device) as top,
     ):
         (top / "pool").mkdir()
-        running = Host(top / "pool")
+        running = Host(top / "pool", index_place="pool")
         try:
             yield running
         finally:

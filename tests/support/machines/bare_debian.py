@@ -149,6 +149,8 @@ class BareDebian:
     def run_in_qemu(self, steps: Sequence[str], wait_s: float) -> list[Step]:
         """Let it do *steps* until one fails, or *wait_s* is over."""
         self._give(steps, "file:/dev/ttyS0")
+        # A getty hangs the line up when it begins (vhangup(2)), and the output is lost.
+        _sh("systemctl", "--root", str(self._root), "mask", "serial-getty@ttyS0.service")
         (self._root / "etc" / "fstab").write_text("/dev/vda / ext4 defaults 0 1\n")
         image, drive = self._place / "image", self._place / "drive"
         _sh("mkfs.ext4", "-q", "-d", str(self._root), str(image), _IMAGE)

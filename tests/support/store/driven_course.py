@@ -34,6 +34,7 @@ class Course:
     close_final = At(lambda engine: engine.pool.durable.final_bytes.close)
     evict_used = At(lambda engine: engine.reclaim.evict_used)
     evict_names = At(lambda engine: engine.name_eviction.run_due)
+    settle_awaited = At(lambda engine: engine.blocks.last_closes.settle)
     settle_closes = At(lambda engine: engine.blocks.settle)
     search_anew = At(lambda engine: engine.reclaim.search_anew)
     require_space = At(lambda engine: engine.allocator.require_space)
@@ -46,6 +47,11 @@ class Course:
         """Have all that was committed so far in the log of the index."""
         self.commit()
         assert self.engine.pool.durable.index_log.complete(), "no log, or it has a gap"
+
+    def log_due(self) -> None:
+        """Let the next tick write a batch, or a copy if there is a gap."""
+        index_log = self.engine.pool.durable.index_log
+        index_log._logged_s = index_log._tried_s = float("-inf")
 
     def log_no_more(self) -> None:
         """Let the log of the index stay as it is, whatever is committed from here on."""

@@ -1,0 +1,155 @@
+"""The index's log and copies on the device: what is whole of them counts, and a gap ends them."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.core.errors import NotFound
+from kvfs.core.log_records import Batch, batch_bytes
+from kvfs.core.pool_layout import parse_log_file_name
+from kvfs.core.types import ROOT_INODE
+from kvfs.storage.row_log import UnloggedRows, logged_batches
+from kvfs.storage.syscalls import Syscalls
+from tests.support.clients.stepping import until
+from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.stores import Host, host, put, settle, tree
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Host]:
+    """Yield a host whose store logs its index: ``log_index`` is a batch, and nothing else is."""
+    with host() as made:
+        made.settings = dataclasses.replace(made.settings, index_log_s=3600.0)
+        made.start()
+        yield made
+
+
+def log_file(running: Host) -> Path:
+    (path,) = (running.path / "log").glob("rows.*")
+    return path
+
+
+def batches(running: Host) -> list[Batch]:
+    log_fd = os.open(running.path / "log", os.O_RDONLY)
+    try:
+        first = parse_log_file_name(log_file(running).name)
+        assert first is not None
+        return list(logged_batches(log_fd, Syscalls(), first - 1))
+    finally:
+        os.close(log_fd)
+
+
+def test_a_log_that_is_torn_at_any_byte_ends_with_what_is_whole() -> None:
+    with logged() as running:
+        store = running.store
+        store.log_index()
+        for name in (b"1", b"2", b"3", b"4"):
+            put(store, ROOT_INODE, name, name)
+            store.log_index()
+        running.kill()
+        raw, whole = log_file(running).read_bytes(), batches(running)
+        assert len(whole) == 4
+        ends = [0]
+        while length_bytes := batch_bytes(raw[ends[-1] :]):
+            ends.append(ends[-1] + length_bytes)
+        assert len(ends) == 5
+        for at in range(ends[1], ends[4]):
+            left = sum(end <= at for end in ends) - 1
+            for torn in (raw[:at], raw[:at] + bytes(len(raw) - at), raw[:at] + b"\xff" * 64):
+                log_file(running).write_bytes(torn)
+                found = batches(running)
+                assert found == whole[:left] or (found == whole[: left + 1] and torn[at:])
+        log_file(running).write_bytes(raw[: ends[3] + 5])
+        running.pretend_reboot()
+        store = running.start()
+        assert store.describe()["reconcile"]["entered"] == 0
+        with pytest.raises(NotFound):  # its row was torn, and its bytes are not proven
+            store.lookup(ROOT_INODE, b"4")
+        settle(store)
+        running.stop()
+        assert running.check().problems == []
+
+
+@pytest.mark.parametrize("damaged", [["copy.0"], ["copy.1"], ["copy.0", "copy.1"]])
+def test_a_copy_that_is_damaged_is_not_believed(damaged: list[str]) -> None:
+    with logged() as running:
+        for number in range(3):  # each start after a kill begins with a copy
+            put(running.store, ROOT_INODE, b"%d" % number, b"%d" % number * 3000)
+            settle(running.store)
+            running.store.log_index()
+            running.kill()
+            running.start()
+        running.store.log_index()
+        expected = tree(running.store)
+        running.kill()
+        for name in damaged:
+            with (running.path / "log" / name).open("r+b") as file:
+                file.seek(5000)
+                file.write(b"\xa5")
+        running.pretend_reboot()
+        store = running.start()
+        assert tree(store) == expected
+        settle(store)
+        assert tree(store) == expected
+        running.stop()
+        assert running.check().problems == []
+
+
+def test_a_clean_pool_whose_log_lacks_its_end_is_compared(caplog: pytest.LogCaptureFixture) -> None:
+    with logged() as running:
+        put(running.store, ROOT_INODE, b"early", b"e" * 3000)
+        settle(running.store)
+        running.store.log_index()
+        put(running.store, ROOT_INODE, b"late", b"l" * 3000)
+        settle(running.store)
+        expected = tree(running.store)
+        running.stop()
+        os.truncate(log_file(running), 10)
+        store = running.start()
+        assert "a part of the index's log is missing" in caplog.text
+        assert tree(store) == expected
+        settle(store)
+        running.stop()
+        assert running.check().problems == []
+
+
+# ---- gaps ----
+
+
+def test_a_batch_that_fails_leaves_a_gap_until_the_next_copy() -> None:
+    with logged() as running:
+        running.stop()
+        failing = FailingSyscalls(["fdatasync"], 1, errno.EIO)
+        store = running.start(failing)
+        put(store, ROOT_INODE, b"a", b"a" * 3000)
+        store.log_due()
+        until(lambda: store.tick() or failing.failed, "the batch has failed")
+        until(lambda: store.tick() or store.describe()["index_log"]["failures"] == 1, "it is told")
+        assert store.describe()["index_log"]["behind_s"] is None
+        put(store, ROOT_INODE, b"b", b"b" * 3000)
+        store.log_due()
+        until(lambda: store.tick() or store.describe()["index_log"]["copies"] == 1, "a copy")
+        assert store.describe()["index_log"]["behind_s"] is not None
+        expected = tree(store)
+        settle(store)
+        running.kill()
+        running.pretend_reboot()
+        store = running.start()
+        assert tree(store) == expected
+
+
+def test_rows_that_nobody_takes_are_dropped_and_a_copy_has_them() -> None:
+    """A device that does not answer: memory has a bound."""
+    unlogged = UnloggedRows(1000)
+    unlogged.learn({b"key": b"v" * 600})
+    assert not unlogged.overflowed
+    unlogged.learn({b"key": b"v" * 600})
+    assert unlogged.overflowed
+    assert not unlogged.pop()
