@@ -44,7 +44,6 @@ from kvfs.pool.open.measure import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
-from kvfs.storage.index_place import IndexAt
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
@@ -84,13 +83,7 @@ class Store:
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
         self.pool = pool = Pool(
-            device,
-            settings,
-            kernel,
-            outliving,
-            IndexAt(recovered.path, recovered.logged),
-            syscalls=calls,
-            clock_ns=clock_ns,
+            *(device, settings, kernel, outliving, recovered.at), syscalls=calls, clock_ns=clock_ns
         )
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
@@ -364,7 +357,6 @@ class Store:
             "blocks": counters.blocks,
             "directories": counters.directories,
             "symlinks": counters.symlinks,
-            "index_in": self.pool.index_in,
             "index_used_bytes": self.pool.index.room.rows_bytes(),
             "index_map_bytes": self.pool.index.room.map_bytes,
             "open_inodes": len(self.pool.open.inodes),
@@ -386,6 +378,6 @@ class Store:
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
             **self.device_watch.probe.describe(),
-            "index_log": self.pool.durable.index_log.describe(self.pool.monotonic_s()),
+            **self.pool.durable.index_log.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),
         }

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
-from kvfs.core.headroom import Headroom
-from kvfs.core.index_room import NodeShares, names_too_many
+from kvfs.core.index_room import names_too_many
 from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
@@ -30,13 +29,11 @@ from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.pool.pool_change import Damage, Followers, PoolChange
-from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, SpaceParts
+from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
 from kvfs.pool.rules.lease_shares import LeaseShares
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
-from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
-from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
@@ -44,7 +41,6 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.kept_aside import StrayFiles
 from kvfs.storage.outliving import Outliving
 from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.run_state import PoolRun
@@ -92,11 +88,8 @@ class Pool:
             self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
             stack.callback(self.numbers.close)
             self.run = PoolRun(
-                device.pool_fd,
-                device.superblock,
-                self.syscalls,
-                self.numbers.first,
-                index_at.in_memory,
+                *(device.pool_fd, device.superblock, self.syscalls),
+                *(self.numbers.first, index_at.in_memory),
             )
             self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
             stack.callback(self.extents.close)
@@ -106,7 +99,10 @@ class Pool:
             self.unfinished: set[InodeNo] = set()
             self.background = Background(settings.unlink_queue_max)
             stack.callback(self.background.stop)
-            self.space = self._space_parts()
+            self.space = space_parts(
+                *(device, settings, self.counters, self.numbers, self.extents),
+                *(self.background, self.syscalls),
+            )
             self.open = self._open_parts()
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
@@ -131,8 +127,7 @@ class Pool:
                 lambda: self.monotonic_s(),
             )
             self.followers = self._followers()
-            #: Where the index is: a directory in memory, or "pool".
-            self.index_in = index_at.in_memory or "pool"
+            #: The directory of the index in memory; empty if it is in the pool.
             self._in_memory = index_at.in_memory
             if not settings.read_only:
                 self._write_run(clean=False)
@@ -140,30 +135,6 @@ class Pool:
                 if self._in_memory:
                     remove_index(INDEX, device.pool_fd, self.syscalls)
             self._parts = stack.pop_all()
-
-    def _space_parts(self) -> SpaceParts:
-        settings = self.settings
-        capacity_bytes = settings.capacity_bytes or self.device.capacity_bytes
-        taken = Space(capacity_bytes, self.counters.used_bytes)
-        unlink_queue = UnlinkQueue(self.background, taken)
-        files = StrayFiles(self.device.pool_fd, self.syscalls, self.extents)
-        strays = Strays(
-            files, taken, unlink_queue, grace_s=settings.stray_grace_s, most=settings.strays_max
-        )
-        strays.load()
-        return SpaceParts(
-            taken=taken,
-            headroom=Headroom(capacity_bytes),
-            bounds=StayBounds(
-                lambda: taken.usable_bytes,
-                lease_max=settings.lease_max,
-                pin_share=settings.pin_share,
-            ),
-            device_room=DeviceRoom(taken, self.device.free_bytes),
-            node_shares=NodeShares(self.numbers.first),
-            unlink_queue=unlink_queue,
-            strays=strays,
-        )
 
     def _open_parts(self) -> OpenParts:
         inodes = OpenInodes()

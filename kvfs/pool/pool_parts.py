@@ -1,9 +1,12 @@
-"""The parts of a pool, in groups by idea. pool.py makes them; others take a group, or a part."""
+"""The parts of a pool, in groups by idea. The pool makes them; others take a group, or a part."""
 
 from dataclasses import dataclass
 
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
+from kvfs.core.records import Counters
+from kvfs.core.settings import Settings
+from kvfs.devices import Device
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.durable.index_log import IndexLog
@@ -16,8 +19,13 @@ from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
+from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
+from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
+from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.kept_aside import StrayFiles
+from kvfs.storage.syscalls import Syscalls
 from kvfs.storage.undurable_table import UndurableTable
 
 
@@ -32,6 +40,39 @@ class SpaceParts:
     node_shares: NodeShares
     unlink_queue: UnlinkQueue
     strays: Strays
+
+
+def space_parts(
+    device: Device,
+    settings: Settings,
+    counters: Counters,
+    numbers: InodeNumbers,
+    extents: Extents,
+    background: Background,
+    syscalls: Syscalls,
+) -> SpaceParts:
+    """Return the first group: all others count in it. Raises OSError."""
+    capacity_bytes = settings.capacity_bytes or device.capacity_bytes
+    taken = Space(capacity_bytes, counters.used_bytes)
+    unlink_queue = UnlinkQueue(background, taken)
+    files = StrayFiles(device.pool_fd, syscalls, extents)
+    strays = Strays(
+        files, taken, unlink_queue, grace_s=settings.stray_grace_s, most=settings.strays_max
+    )
+    strays.load()
+    return SpaceParts(
+        taken=taken,
+        headroom=Headroom(capacity_bytes),
+        bounds=StayBounds(
+            lambda: taken.usable_bytes,
+            lease_max=settings.lease_max,
+            pin_share=settings.pin_share,
+        ),
+        device_room=DeviceRoom(taken, device.free_bytes),
+        node_shares=NodeShares(numbers.first),
+        unlink_queue=unlink_queue,
+        strays=strays,
+    )
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def test_both_killed(mounted: Supervised, first: str, rounds: int) -> None:
 def test_no_server_can_be_had(mounted: Supervised) -> None:
     """A broken index: all calls end with one errno, status and log say why, and the cure works."""
     store(str(mounted.path / "before"), "before")
-    data = Path(mounted.source) / "index" / "data.mdb"
+    data = Path(mounted.status()["index_in"]) / "data.mdb"
     broken_at = len(mounted.log_file.read_text())
     with clients_at_work(mounted) as clients:
         wait_until_full(mounted)

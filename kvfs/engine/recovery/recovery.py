@@ -41,6 +41,7 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_place import (
     IN_POOL,
+    IndexAt,
     IndexPlace,
     open_index,
     present_index,
@@ -74,6 +75,11 @@ class Recovered(NamedTuple):
     logged: int = 0
     gone_back: Moment | None = None
     unlisted: bool = False
+
+    @property
+    def at(self) -> IndexAt:
+        """Where the index is."""
+        return IndexAt(self.path, self.logged)
 
 
 def recover(

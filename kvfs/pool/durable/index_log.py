@@ -74,7 +74,7 @@ class IndexLog:
         *unfinished* is the pool's set of drafts and rewritten blocks.
         """
         self._pool_fd = pool_fd
-        self._in_memory = bool(index_at.in_memory)
+        self._in_memory = index_at.in_memory
         self._index = index
         self._unlogged = unlogged
         self._numbers = numbers
@@ -294,8 +294,8 @@ class IndexLog:
         self._copying.join()
         self._finish()
 
-    def describe(self, now_s: float) -> dict[str, float | int | None]:
-        """Return what `kvfs status` shows.
+    def describe(self, now_s: float) -> dict[str, object]:
+        """Return what `kvfs status` shows: where the index is, and its log.
 
         ``behind_s``: for how long the log lacks what was committed; None: a start after a power
         loss would rebuild the index, or go back to an earlier copy.
@@ -304,8 +304,11 @@ class IndexLog:
         if self._whole:
             behind_s = round(max(0.0, now_s - self._logged_s), 1) if self._unlogged else 0.0
         return {
-            "behind_s": behind_s,
-            "bytes": self._log_bytes,
-            "copies": self.copies,
-            "failures": self.failures,
+            "index_in": self._in_memory or "pool",
+            "index_log": {
+                "behind_s": behind_s,
+                "bytes": self._log_bytes,
+                "copies": self.copies,
+                "failures": self.failures,
+            },
         }

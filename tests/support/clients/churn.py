@@ -114,9 +114,9 @@ class Usage:
         return found
 
     def _others_bytes(self) -> int:
-        """Return the blocks of the pool's other files: index, heat and the small ones."""
+        """Return the blocks of the pool's other files: the index's log, heat and the small ones."""
         held_bytes = 0
-        for file in (*self._pool.glob("*"), *self._pool.glob("index/*")):
+        for file in (*self._pool.glob("*"), *self._pool.glob("log/*")):
             with contextlib.suppress(FileNotFoundError):  # one that is renamed when it is whole
                 held_bytes += file.lstat().st_blocks * _STAT_BLOCK_BYTES
         return held_bytes
