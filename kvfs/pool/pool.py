@@ -79,20 +79,7 @@ class Pool:
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
             stack.callback(outliving.close)
-            unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
-            self.index = open_index(
-                index_at.path, settings, self.syscalls, outliving.journal, unlogged
-            )
-            stack.callback(self.index.close)
-            self.notes = outliving.notes
-            self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
-            stack.callback(self.numbers.close)
-            self.run = PoolRun(
-                *(device.pool_fd, device.superblock, self.syscalls),
-                *(self.numbers.first, index_at.in_memory),
-            )
-            self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
-            stack.callback(self.extents.close)
+            unlogged = self._open_storage(stack, outliving, index_at)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
             #: Drafts and blocks being rewritten, which the index lists in one row.
@@ -114,18 +101,7 @@ class Pool:
                 self.clock_ns,
                 self.unused_ns,
             )
-            self.departures = Departures(
-                self.index,
-                self.space.taken,
-                self.open.inodes,
-                self.open.notes,
-                self.unfinished,
-                self.durable.identities,
-                kernel,
-                self.syscalls,
-                lambda: self.clock_ns(),
-                lambda: self.monotonic_s(),
-            )
+            self.departures = self._departures()
             self.followers = self._followers()
             #: The directory of the index in memory; empty if it is in the pool.
             self._in_memory = index_at.in_memory
@@ -135,6 +111,39 @@ class Pool:
                 if self._in_memory:
                     remove_index(INDEX, device.pool_fd, self.syscalls)
             self._parts = stack.pop_all()
+
+    def _open_storage(
+        self, stack: contextlib.ExitStack, outliving: Outliving, index_at: IndexAt
+    ) -> UnloggedRows:
+        """Open what is on the device and in memory; return what the log is yet to be told."""
+        device, settings = self.device, self.settings
+        unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
+        self.index = open_index(index_at.path, settings, self.syscalls, outliving.journal, unlogged)
+        stack.callback(self.index.close)
+        self.notes = outliving.notes
+        self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
+        stack.callback(self.numbers.close)
+        self.run = PoolRun(
+            *(device.pool_fd, device.superblock, self.syscalls),
+            *(self.numbers.first, index_at.in_memory),
+        )
+        self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
+        stack.callback(self.extents.close)
+        return unlogged
+
+    def _departures(self) -> Departures:
+        return Departures(
+            self.index,
+            self.space.taken,
+            self.open.inodes,
+            self.open.notes,
+            self.unfinished,
+            self.durable.identities,
+            self.kernel,
+            self.syscalls,
+            lambda: self.clock_ns(),
+            lambda: self.monotonic_s(),
+        )
 
     def _open_parts(self) -> OpenParts:
         inodes = OpenInodes()
