@@ -27,6 +27,9 @@ from kvfs.core.types import PAGE_BYTES, InodeNo, InodeRecord, round_up
 KEPT_BYTES: Final = 4 << 20
 _KEPT_SHARE: Final = 1 / 16
 _KEPT_MOST_SHARE: Final = 1 / 4
+#: Of a file that cannot grow, eviction begins at this share: pages become free when all of their
+#: rows are gone, so it begins well ahead, as with the map.
+_BEGIN_SHARE: Final = 7 / 8
 #: Share of the rows at which eviction begins.
 _BINDING_SHARE: Final = 31 / 32
 #: LMDB is asked once in this many commits; earlier if commits of the largest size (an attribute,
@@ -67,9 +70,21 @@ class IndexRoom:
         kept_bytes = max(map_bytes * _KEPT_SHARE, _least_kept_bytes(map_bytes))
         self._growth_end_bytes = map_bytes - int(kept_bytes)
         self._eviction_begin_bytes = map_bytes - 2 * int(kept_bytes)
+        #: How many bytes the rows may have, because memory has no room for a larger file; None:
+        #: the file can grow.
+        self._bound_bytes: int | None = None
         #: Whether the last check found no space for a new name or attribute.
         self.crowded = False
         self.measure()
+
+    def bind(self, end_bytes: int | None) -> None:
+        """Let names go below *end_bytes*, because the file cannot grow; None: it can."""
+        self._bound_bytes = end_bytes
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether blocks give way for names because memory has no room for a larger file."""
+        return self._bound_bytes is not None
 
     def note_commit(self) -> None:
         """Note that a transaction was committed."""
@@ -87,7 +102,10 @@ class IndexRoom:
     def excess_names(self, names: int) -> int:
         """Return how many of all names (there are *names*) must go to make space for others."""
         rows_bytes = self.rows_bytes()
-        excess_bytes = max(0, rows_bytes - self._eviction_begin_bytes)
+        begin_bytes = self._eviction_begin_bytes
+        if self._bound_bytes is not None:
+            begin_bytes = min(begin_bytes, int(self._bound_bytes * _BEGIN_SHARE))
+        excess_bytes = max(0, rows_bytes - begin_bytes)
         return -(-names * excess_bytes // max(1, rows_bytes))
 
     def binds(self) -> bool:

@@ -297,7 +297,7 @@ class Store:
             self.pool.index.preallocate()
         except NoSpace as error:
             _log.info("%s; evicting blocks for it", error)
-            self._index_starves = True
+            self._index_starves = not self.pool.index.room.is_bound
 
     def _save_heat(self, now_s: float) -> None:
         if self.pool.rules.heat.save_due(now_s):

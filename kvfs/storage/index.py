@@ -87,11 +87,13 @@ class Index:
         syscalls: Syscalls | None = None,
         journal: Journal | None = None,
         unlogged: UnloggedRows | None = None,
+        in_memory: bool = False,
     ) -> None:
         """Open the index in directory *path*; unless *read_only*, allocate space ahead.
 
         The *journal* keeps rows that wait for a commit, and has those of a killed server.
-        *unlogged* is told of each row that was committed.
+        *unlogged* is told of each row that was committed. If it is *in_memory*, no block that is
+        evicted makes room for a larger file: names must go.
 
         A read-only index writes nothing at all, no lock file either: the caller holds the pool's
         LOCK. An index opens also on a full file system; ``preallocation_due`` stays true. Raises
@@ -129,6 +131,7 @@ class Index:
             self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
             self._journal = journal
             self._unlogged = unlogged
+            self._in_memory = in_memory
             self._commits = Commits(self._env, self._syscalls, self._file, journal)
             if journal is not None:
                 self._pending.update(journal.waiting(self.transaction()))
@@ -328,8 +331,15 @@ class Index:
 
     def preallocate(self) -> None:
         """Allocate space ahead of use; may run in a thread. Raises NoSpace, OSError."""
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.allocate(self.used_bytes())
+        except NoSpace:
+            if self._in_memory:
+                self.room.bind(self._file.rows_end_bytes())
+            raise
+        self.room.bind(None)
 
     def transaction(self) -> int:
         """Return the number of the last commit."""

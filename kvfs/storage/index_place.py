@@ -210,4 +210,5 @@ def open_index(
         syscalls=syscalls,
         journal=journal,
         unlogged=unlogged,
+        in_memory=not path.startswith(_IN_POOL),
     )

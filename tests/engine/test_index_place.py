@@ -9,9 +9,14 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE
 from kvfs.devices import destroy_source
-from tests.support.store.stores import Host, host, put, settle, tree
+from tests.support.mounts.mounting import mounted_at, workplace
+from tests.support.store.stores import MIB, Host, get, host, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
+
+#: More names than fit into 8 MiB, with rows of some 600 bytes.
+MANY = 12_000
+LONG = b"n" * 200
 
 
 def test_the_index_leaves_memory_with_a_clean_stop_only(running: Host) -> None:
@@ -105,3 +110,27 @@ def test_a_pool_that_is_destroyed_leaves_nothing_in_memory(running: Host) -> Non
     running.kill()
     destroy_source(str(running.path))
     assert list(Path(running.settings.index_memory_dir).iterdir()) == []
+
+
+@pytest.mark.needs_fuse  # a file system of its own is mounted
+def test_names_that_memory_has_no_room_for_take_the_place_of_others() -> None:
+    """[never-full] The index cannot grow, so the oldest names go, and no store is refused."""
+    with (
+        host(capacity_bytes=512 * MIB) as running,
+        workplace("disk") as place,
+        mounted_at(place / "memory", "-t", "tmpfs", "-o", "size=8m", "kvfs") as memory,
+    ):
+        running.settings = dataclasses.replace(running.settings, index_memory_dir=str(memory))
+        store = running.start()
+        for number in range(MANY):
+            put(store, ROOT_INODE, b"tmp", b"x")
+            store.rename(ROOT_INODE, b"tmp", ROOT_INODE, LONG + b"%06d" % number)
+            if number % 64 == 0:
+                settle(store)
+        assert store.describe()["index_in"].startswith(str(memory))
+        assert 1000 < store.evicted_blocks < MANY
+        assert get(store, ROOT_INODE, LONG + b"%06d" % (MANY - 1)) == b"x"
+        running.stop()
+        assert running.check().problems == []
+        running.start()
+        running.stop()
