@@ -21,6 +21,7 @@ RULES: Final[dict[str, Rule]] = {
     "leases": pool_rules.leases,
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
+    "index memory": pool_rules.index_memory,
     "durability": pool_rules.durability,
     "damage": pool_rules.damage,
     "hit rate": cache_rules.hit_rate,

@@ -16,6 +16,8 @@ _EVICTABLE_SHARE_MIN: Final = 0.05
 _FULL_SHARE: Final = 0.9
 #: A burst may take the device longer than the window; this many windows are more than a burst.
 _LATE_WINDOWS: Final = 2
+#: Of what the index has on its tmpfs: less is soon taken.
+_MEMORY_PART: Final = 8
 
 
 def evictable_data(facts: Facts) -> list[Finding] | None:
@@ -193,6 +195,31 @@ def index_map(facts: Facts) -> list[Finding] | None:
             f"kvfs umount {where} && kvfs mount --set index_map_bytes={2 * map_bytes} "
             f"{shlex.quote(facts.source)} {where}\n"
             "and in the settings file, if there is one",
+        )
+    ]
+
+
+def index_memory(facts: Facts) -> list[Finding] | None:
+    """The index is on a tmpfs that others fill, too: when it is full, new names evict old ones."""
+    memory = facts.status.get("index_memory")
+    if memory is None or memory.get("bytes") is None:
+        return None
+    free_bytes = memory["free_bytes"]
+    if not memory["full"] and free_bytes >= memory["bytes"] // _MEMORY_PART:
+        return []
+    place = shlex.quote(facts.status["index_in"].rsplit("/", 2)[0])
+    problem = (
+        "blocks are evicted for names although there is space for data"
+        if memory["full"]
+        else "when it is full, blocks are evicted for names although there is space for data"
+    )
+    return [
+        Finding(
+            Severity.SERIOUS if memory["full"] else Severity.WARNING,
+            f"{place}, where the index has {format_size(memory['bytes'])}, has "
+            f"{format_size(free_bytes)} left: {problem}",
+            f"du -sh {place}/*; mount -o remount,size=75% {place}\n"
+            "or set index_memory_dir to a larger tmpfs, or index_place = pool",
         )
     ]
 

@@ -110,7 +110,7 @@ class Index:
         #: and may wait for the GIL during a hundred commits: a nearly full map would fill up.
         self._unread = threading.Lock()
         used_bytes = check_data_file(path, spare_pages=0 if read_only else SPARE_PAGES)
-        self._map_bytes = map_bytes = mapped_bytes(map_size_bytes, used_bytes)
+        map_bytes = mapped_bytes(map_size_bytes, used_bytes)
         with contextlib.ExitStack() as parts:
             if not read_only:
                 self._file = IndexFile(path, preallocate_bytes, map_bytes, self._syscalls)
@@ -157,11 +157,9 @@ class Index:
         allocate_lock_file(path, calls)
         env = open_environment(path, map_size_bytes, read_only=False)
         try:
-            file = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
-            try:
+            whole = IndexFile(path, preallocate_bytes, map_size_bytes, calls)
+            with contextlib.closing(whole) as file:
                 file.allocate(0, whole=True)
-            finally:
-                file.close()
             txn = env.begin(write=True)
             txn.put(FORMAT_KEY, pack_format(INDEX_FORMAT))
             txn.put(COUNTERS_KEY, pack_counters(Counters()))
@@ -345,11 +343,6 @@ class Index:
         """Return the number of the last commit."""
         number: int = self._env.info()["last_txnid"]
         return number
-
-    def spare_bytes(self) -> int:
-        """Return the allocated bytes after LMDB's last page; free pages before it do not count."""
-        allocated_bytes = 0 if self._file is None else self._file.allocated_bytes
-        return min(allocated_bytes, self._map_bytes) - self.used_bytes()
 
     def hold(self) -> HeldIndex:
         """Commit waiting rows, and hold that commit until its ``end``; call that before ``close``.

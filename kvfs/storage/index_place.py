@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
 from kvfs.core.settings import Settings
+from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.storage.index import Index
 from kvfs.storage.journal import Journal
 from kvfs.storage.row_log import UnloggedRows
@@ -76,6 +77,14 @@ class IndexAt(NamedTuple):
     def in_memory(self) -> str:
         """Its directory, for RUN; empty if it is in the pool."""
         return "" if self.path.startswith(_IN_POOL) else self.path
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Return what the index takes of its tmpfs, and what is free there; None: in the pool."""
+        if not self.in_memory:
+            return None
+        space = os.statvfs(self.path)
+        taken_bytes = os.stat(f"{self.path}/{DATA_NAME}").st_blocks * STAT_BLOCK_BYTES
+        return taken_bytes, space.f_bavail * space.f_frsize
 
 
 class IndexPlace:

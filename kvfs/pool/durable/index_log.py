@@ -74,7 +74,7 @@ class IndexLog:
         *unfinished* is the pool's set of drafts and rewritten blocks.
         """
         self._pool_fd = pool_fd
-        self._in_memory = index_at.in_memory
+        self._index_at = index_at
         self._index = index
         self._unlogged = unlogged
         self._numbers = numbers
@@ -262,7 +262,7 @@ class IndexLog:
             return 0
         if self._interval_s <= 0:
             self._whole = False
-            if not self._in_memory:
+            if not self._index_at.in_memory:
                 return 0
         if self._whole and self._unlogged:
             self._number += 1
@@ -295,7 +295,7 @@ class IndexLog:
         self._finish()
 
     def describe(self, now_s: float) -> dict[str, object]:
-        """Return what `kvfs status` shows: where the index is, and its log.
+        """Return what `kvfs status` shows: where the index is, and its log. Raises OSError.
 
         ``behind_s``: for how long the log lacks what was committed; None: a start after a power
         loss would rebuild the index, or go back to an earlier copy.
@@ -303,8 +303,14 @@ class IndexLog:
         behind_s: float | None = None
         if self._whole:
             behind_s = round(max(0.0, now_s - self._logged_s), 1) if self._unlogged else 0.0
+        taken_bytes, free_bytes = self._index_at.memory_bytes() or (None, None)
         return {
-            "index_in": self._in_memory or "pool",
+            "index_in": self._index_at.in_memory or "pool",
+            "index_memory": {
+                "bytes": taken_bytes,
+                "free_bytes": free_bytes,
+                "full": self._index.room.is_bound,
+            },
             "index_log": {
                 "behind_s": behind_s,
                 "bytes": self._log_bytes,

@@ -222,6 +222,8 @@ _DURABILITY: Final = (
     _gauge("stray_bytes", "strays.bytes", "What they hold on the device"),
     _gauge("stray_oldest_seconds", "strays.oldest_s", "For how long the oldest is kept"),
     _counter("strays_gave_way", "strays.gave_way", "Those that went early, for their room"),
+    _gauge("index_memory_bytes", "index_memory.bytes", "What the index takes of its tmpfs"),
+    _gauge("index_memory_free_bytes", "index_memory.free_bytes", "What is free there"),
     _gauge("index_log_behind_seconds", "index_log.behind_s", "How old what the log lacks is"),
     _gauge("index_log_bytes", "index_log.bytes", "Log of the index since its last copy"),
     _counter("index_copies", "index_log.copies", "Copies of the index"),

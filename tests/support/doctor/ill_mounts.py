@@ -34,6 +34,8 @@ STATUS: dict[str, Any] = {
     "data_path_reason": "the kernel and the backing file system allow it",
     "index_used_bytes": 50 * GIB,
     "index_map_bytes": 64 * GIB,
+    "index_in": "/dev/shm/kvfs-0123456789abcdef.01234567/0123456789abcdef0123456789abcdef",
+    "index_memory": {"bytes": 51 * GIB, "free_bytes": 60 * GIB, "full": False},
     "durability": {"within_s": 10.0, "oldest_s": 6.0, "blocks": 7, "bytes": GIB},
     "damaged_rows": 0,
     "background_failures": 0,
@@ -189,6 +191,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         SERIOUS,
         "may still grow by 890 GiB",
         "kvfs umount /kv && kvfs mount --capacity",
+    ),
+    (
+        "index memory",
+        status(index_memory={"bytes": 51 * GIB, "free_bytes": 2 * GIB, "full": False}),
+        WARNING,
+        "has 2 GiB left: when it is full",
+        "mount -o remount,size=75% /dev/shm",
     ),
     (
         "index map",
