@@ -129,8 +129,7 @@ class Index:
                     self._file.allocate(self.used_bytes())
             file_end_bytes = None if self._file is None else self._file.rows_end_bytes
             self.room = IndexRoom(map_size_bytes, partial(rows_bytes, self._env), file_end_bytes)
-            self._journal = journal
-            self._unlogged = unlogged
+            self._journal, self._unlogged = journal, unlogged
             self._in_memory = in_memory
             self._commits = Commits(self._env, self._syscalls, self._file, journal)
             if journal is not None:
