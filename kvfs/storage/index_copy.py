@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -81,6 +81,14 @@ class HeldIndex:
         self._txn.abort()
 
 
+class FoundCopy(NamedTuple):
+    """A copy with a whole end, and its length."""
+
+    moment: Moment
+    name: str
+    size_bytes: int
+
+
 def write_copy(
     log_fd: int, syscalls: Syscalls, held: HeldIndex, moment: Moment, *, paced: bool
 ) -> int:
@@ -90,7 +98,7 @@ def write_copy(
     Raises Damaged, OSError; the copy is not whole then.
     """
     newest = max(found_copies(log_fd, syscalls), default=None)
-    name = COPIES[0] if newest is None or newest[1] != COPIES[0] else COPIES[1]
+    name = COPIES[0] if newest is None or newest.name != COPIES[0] else COPIES[1]
     fd = syscalls.open(name, os.O_RDWR | os.O_CREAT | _FILE_OPTIONS, 0o600, dir_fd=log_fd)
     try:
         # First the end of the one that was here goes, and durably: it vouches for other bytes.
@@ -123,21 +131,19 @@ def _write(syscalls: Syscalls, fd: int, raw: bytes, at: int) -> None:
         view = view[written_bytes:]
 
 
-def found_copies(log_fd: int, syscalls: Syscalls) -> list[tuple[Moment, str]]:
-    """Return the moments and names of all copies with a whole end; their bytes are not looked at.
-
-    Raises OSError.
-    """
-    found: list[tuple[Moment, str]] = []
+def found_copies(log_fd: int, syscalls: Syscalls) -> list[FoundCopy]:
+    """Return all copies with a whole end; their bytes are not looked at. Raises OSError."""
+    found: list[FoundCopy] = []
     for name in COPIES:
         with contextlib.suppress(FileNotFoundError):
             fd = syscalls.open(name, os.O_RDONLY | _FILE_OPTIONS, dir_fd=log_fd)
             try:
                 end = _end_of(syscalls, fd)
+                size_bytes = syscalls.fstat(fd).st_size
             finally:
                 syscalls.close(fd)
             if end is not None:
-                found.append((end.moment, name))
+                found.append(FoundCopy(end.moment, name, size_bytes))
     return found
 
 

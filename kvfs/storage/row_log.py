@@ -120,6 +120,12 @@ def log_files(log_fd: int, syscalls: Syscalls) -> list[int]:
     return sorted(first for first in found if first is not None)
 
 
+def log_bytes(log_fd: int, syscalls: Syscalls) -> int:
+    """Return the length of all files of the log together. Raises OSError."""
+    names = map(log_file_name, log_files(log_fd, syscalls))
+    return sum(syscalls.stat(name, dir_fd=log_fd).st_size for name in names)
+
+
 def logged_batches(log_fd: int, syscalls: Syscalls, after: int) -> Iterator[Batch]:
     """Yield the batches behind number *after*, up to the first that is missing or not whole.
 

@@ -153,3 +153,25 @@ def test_rows_that_nobody_takes_are_dropped_and_a_copy_has_them() -> None:
     unlogged.learn({b"key": b"v" * 600})
     assert unlogged.overflowed
     assert not unlogged.pop()
+
+
+def test_a_log_that_several_servers_wrote_is_copied_when_it_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each stops cleanly, and none of them logs much."""
+    monkeypatch.setattr("kvfs.pool.durable.index_log._LOG_LEAST_BYTES", 20_000)
+    with logged() as running:
+        store = running.store
+        lengths = []
+        for turn in range(12):
+            for number in range(20):
+                put(store, ROOT_INODE, b"%d %d" % (turn, number), b"x")
+            running.stop()
+            lengths.append(sum(path.stat().st_size for path in (running.path / "log").glob("r*")))
+            store = running.start()
+            store.log_due()
+            until(lambda: store.tick() or not store.describe()["index_log"]["behind_s"], "logged")
+        assert max(lengths) > 20_000
+        assert lengths[-1] < 2 * max(lengths)
+        assert len(tree(store)) == 240
+        assert len(list((running.path / "log").glob("r*"))) < 12

@@ -47,7 +47,7 @@ def restore_index(
     if log_fd is None:
         return None
     try:
-        for copied, name in sorted(found_copies(log_fd, syscalls), reverse=True):
+        for copied, name, _ in sorted(found_copies(log_fd, syscalls), reverse=True):
             path = place.begin()
             try:
                 _load(log_fd, name, path, syscalls)

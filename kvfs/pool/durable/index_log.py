@@ -25,6 +25,7 @@ from kvfs.storage.row_log import (
     LogFile,
     UnloggedRows,
     forget_log,
+    log_bytes,
     log_files,
     open_log,
     remove_log_files,
@@ -110,13 +111,16 @@ class IndexLog:
 
     def _go_on(self, last_number: int) -> None:
         assert self._log_fd is not None
-        moments = [moment.number for moment, _ in found_copies(self._log_fd, self._syscalls)]
-        files = log_files(self._log_fd, self._syscalls)
-        self._whole = last_number > 0 and any(number <= last_number for number in moments)
+        copies = sorted(found_copies(self._log_fd, self._syscalls))
+        numbers = [copy.moment.number for copy in copies]
+        self._whole = last_number > 0 and any(number <= last_number for number in numbers)
         if self._whole:
             self._number = last_number
+            self._copy_bytes = copies[-1].size_bytes
+            self._log_bytes = log_bytes(self._log_fd, self._syscalls)
         else:
-            self._number = max((last_number, *moments, *files)) + _SERVERS_APART
+            files = log_files(self._log_fd, self._syscalls)
+            self._number = max((last_number, *numbers, *files)) + _SERVERS_APART
 
     def begin(self) -> None:
         """Remove what earlier servers logged, if this one logs nothing. Raises OSError.
