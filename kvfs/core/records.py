@@ -75,7 +75,7 @@ class Counters(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """Which inodes of an index that went back to a checkpoint are still to be compared with files.
+    """Which inodes of an index that went back to a logged moment are still to be compared.
 
     Those from ``verified`` on and below ``below`` whose record has no higher ``sequence``.
     """

@@ -164,7 +164,7 @@ class TreeChange(PoolChange):
             self.txn.delete_name(before.parent, before.name, ino)
         for ino, before, moved in moves:
             growth_bytes = moved.allocated_bytes - before.allocated_bytes
-            if growth_bytes:  # bytes written since the index's checkpoint (recovery)
+            if growth_bytes:  # bytes written since the index was logged (recovery)
                 used_bytes = self._counters.used_bytes + growth_bytes
                 self._counters = self._counters._replace(used_bytes=used_bytes)
             put_rows(self.txn, ino, moved)

@@ -1,6 +1,6 @@
 """What a file on the device says of its inode: the record and the attributes that it claims.
 
-Used by rebuild, the comparison after a checkpoint, and fsck. What is not whole claims nothing. A
+Used by rebuild, the comparison after a power loss, and fsck. What is not whole claims nothing. A
 file lacks some fields: which process has a block's lease, when it was read, what a directory holds.
 """
 

@@ -1,1 +1,1 @@
-"""What the device does not have yet, and how it gets there: identities, checkpoints, syncs."""
+"""What the device does not have yet, and how it gets there: identities, the index's log, syncs."""

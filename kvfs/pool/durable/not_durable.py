@@ -275,7 +275,7 @@ class AttributeRecords:
         #: Records are written by the loop's thread and by the one for long jobs.
         self._writing = threading.Lock()
         self.ticket = 0
-        #: Records that could not be written: after a power loss they are as of the last checkpoint.
+        #: Records that could not be written: after a power loss they are as they were logged.
         self.refused = 0
 
     def __contains__(self, ino: InodeNo) -> bool:
