@@ -17,6 +17,7 @@ from kvfs.storage.row_log import UnloggedRows, logged_batches
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven import Driven
 from tests.support.store.stores import Host, host, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -155,6 +156,11 @@ def test_rows_that_nobody_takes_are_dropped_and_a_copy_has_them() -> None:
     assert not unlogged.pop()
 
 
+def wait_for_log(store: Driven) -> None:
+    """Tick until the log has all."""
+    until(lambda: store.tick() or not store.describe()["index_log"]["behind_s"], "logged")
+
+
 def test_a_log_that_several_servers_wrote_is_copied_when_it_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,7 +176,7 @@ def test_a_log_that_several_servers_wrote_is_copied_when_it_is_long(
             lengths.append(sum(path.stat().st_size for path in (running.path / "log").glob("r*")))
             store = running.start()
             store.log_due()
-            until(lambda: store.tick() or not store.describe()["index_log"]["behind_s"], "logged")
+            wait_for_log(store)
         assert max(lengths) > 20_000
         assert lengths[-1] < 2 * max(lengths)
         assert len(tree(store)) == 240
