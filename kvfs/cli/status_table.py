@@ -62,6 +62,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "symlinks": "symlinks",
         "index_used_bytes": "index size",
         "index_in": "index in",
+        "index_memory": "index, memory",
         "index_map_bytes": "index size limit",
         "states": "states",
         "open_inodes": "open inodes",

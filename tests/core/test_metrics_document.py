@@ -27,6 +27,7 @@ NOT_EXPORTED: Final = {
     **dict.fromkeys(("eviction.blocks", "eviction.bytes"), "a sum, over the reasons"),
     **dict.fromkeys(("cache.hit_rate", "cache.directories.NAME.hit_rate"), "a ratio of metrics"),
     "cache.models.MODEL.hit_rate": "the same",
+    "index_memory.full": "what is free there tells it",
     "cache.device.write_rate": "the rate of a metric",
     **dict.fromkeys(("checksums.verify", "idmapped_mounts"), "a setting"),
     "checksums.doubtful": "a state that verify and its counters end",

@@ -114,7 +114,7 @@ def test_a_pool_that_is_destroyed_leaves_nothing_in_memory(running: Host) -> Non
 
 @pytest.mark.needs_fuse  # a file system of its own is mounted
 def test_names_that_memory_has_no_room_for_take_the_place_of_others() -> None:
-    """[never-full] The index cannot grow, so the oldest names go, and no store is refused."""
+    """The index cannot grow, so the oldest names go, and no store is refused."""
     with (
         host(capacity_bytes=512 * MIB) as running,
         workplace("disk") as place,

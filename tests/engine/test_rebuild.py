@@ -172,7 +172,7 @@ def test_a_rebuild_that_is_interrupted_is_done_again(
                 running.start()
     assert tree(running.start()) == {b"/a": b"x"}
     assert list(running.path.glob("index*")) == []
-    assert os.listdir(running.settings.index_memory_dir) == [running.index_path().name]
+    assert os.listdir(running.settings.index_memory_dir) == [running.index_path().parent.name]
 
 
 def test_a_rebuilt_index_takes_the_old_ones_place_whole(

@@ -358,6 +358,9 @@ class LoggedStoreMachine(StoreMachine):
 
     index_log_s = 3600.0
 
+    def exchange(self, pick: int, other: int) -> None:
+        """Not drawn: the model does not follow drafts that lost a name which is exchanged."""
+
     @rule()
     def log(self) -> None:
         """What was committed so far is in the log."""

@@ -83,6 +83,8 @@ class _Check:
         self._progress = progress
         self._repair = repair
         self._report = FsckReport()
+        #: Whether repairs have begun.
+        self._is_begun = False
         #: Whether RUN says that the pool was stopped cleanly.
         self._said_clean = False
 
@@ -121,7 +123,8 @@ class _Check:
             held = Quarantine(self._pool_fd, self._syscalls).held()
             report.quarantined = tuple(sorted(held.items()))
             report.strays = tuple(StrayFiles(self._pool_fd, self._syscalls, self._extents).held())
-            if self._repair and (report.repaired or not state.clean or state.strays):
+            changed = report.repaired or self._is_begun
+            if self._repair and (changed or not state.clean or state.strays):
                 self._make_clean(index)
 
     def _make_anew(self) -> None:
@@ -190,6 +193,9 @@ class _Check:
         if self._said_clean:
             self._write_run(clean=False)
             self._said_clean = False
+            self._is_begun = True
+            if self._is_made:  # if this is cut short, nothing is left of it
+                distrust_index(self._pool_fd, self._syscalls)
         forget_log(self._pool_fd, self._syscalls)
 
     def _check(self, index: Index, state: RunState) -> None:
@@ -233,11 +239,12 @@ class _Check:
             logged = begin_log(self._pool_fd, held, young, self._syscalls)
         finally:
             held.end()
-        self._write_run(clean=True, logged=logged)
+        failed = self._report.found > self._report.repaired
+        self._write_run(clean=True, logged=logged, strays=failed)
         remove_index(INDEX, self._pool_fd, self._syscalls)
         self._is_made = bool(IndexAt(self._path, logged).in_memory)
 
-    def _write_run(self, *, clean: bool, logged: int = 0) -> None:
+    def _write_run(self, *, clean: bool, logged: int = 0, strays: bool = False) -> None:
         write_run_state(
             self._pool_fd,
             self._syscalls,
@@ -246,6 +253,7 @@ class _Check:
             doubtful_below=self._doubtful_below,
             age_base_ns=self._age_base_ns,
             logged=logged,
+            strays=strays,
         )
 
 

@@ -47,6 +47,8 @@ _SETTLED_A_TICK: Final = 64
 _YOUNG_BATCH: Final = 1024
 #: Directories of extents that are listed to see how far the numbers go.
 _DIRECTORIES_SEEN: Final = 4
+#: So many numbers are asked for at most; where more may be in use, all extents are listed.
+_ASKED_MOST: Final = 1 << 22
 #: If so many numbers in a row have no extent, no later one has.
 _NONE_BEHIND: Final = 8192
 #: More sequence numbers than a server gives out after it last logged; there are 2**64.
@@ -165,6 +167,9 @@ class Reconcile:
         them in turn.
         """
         extents, last = self._pool.extents, self._pool.numbers.first
+        if last - first > _ASKED_MOST:
+            yield from sorted(ino for ino in extents.scan() if ino >= first)
+            return
         seen = max(extents.scan(_DIRECTORIES_SEEN), default=first)
         ino, end = first, min(last, max(seen, first) + _NONE_BEHIND)
         while ino < last:

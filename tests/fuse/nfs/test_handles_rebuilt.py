@@ -151,8 +151,8 @@ def test_the_index_is_rebuilt_from_garbage(place: Path) -> None:
         given = Given(mount)
         given.fill()
         mount.stop()
-        with (place / "pool" / "index" / "data.mdb").open("r+b") as file:
-            file.write(os.urandom(os.fstat(file.fileno()).st_size))
+        for copy in (place / "pool" / "log").glob("copy.*"):
+            copy.write_bytes(os.urandom(copy.stat().st_size))
         run_kvfs("fsck", "--repair", str(place / "pool"))
         mount.start()
         given.store_others()
@@ -166,8 +166,8 @@ def test_the_numbers_are_lost_with_the_index(place: Path) -> None:
         given.fill()
         run_kvfs("evict", str(mount.path))
         mount.stop()
-        with (place / "pool" / "index" / "data.mdb").open("r+b") as file:
-            file.write(os.urandom(os.fstat(file.fileno()).st_size))
+        for copy in (place / "pool" / "log").glob("copy.*"):
+            copy.write_bytes(os.urandom(copy.stat().st_size))
         (place / "pool" / "INODES").unlink()
         run_kvfs("fsck", "--repair", str(place / "pool"))
         mount.start()
@@ -177,8 +177,8 @@ def test_the_numbers_are_lost_with_the_index(place: Path) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_older_index_is_put_back(place: Path, clean: bool) -> None:
-    """[handles] It knows blocks that are gone, and none of the new ones."""
-    index, former = place / "pool" / "index", place / "index"
+    """[handles] Its log knows blocks that are gone, and none of the new ones."""
+    index, former = place / "pool" / "log", place / "log"
     with small_mount(place) as mount:
         given = Given(mount)
         given.fill()
@@ -203,9 +203,8 @@ def test_an_older_index_is_put_back(place: Path, clean: bool) -> None:
         given.store_others()
         assert before == LEFT
         found, left = given.check(), EACH + 2 * EACH
-        # What was in d4 since before is all that is left, and what came last. A killed server had
-        # not got rid of all that was removed: it is there again, whole.
-        assert found == left if clean else found >= left
+        # At least what was in d4 since before, and what came last: the rest is compared with files.
+        assert found >= left
 
 
 @pytest.mark.needs_loop
