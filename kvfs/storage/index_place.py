@@ -131,7 +131,10 @@ class IndexPlace:
             discard_index(path, self._syscalls)
 
     def discard_others(self, path: str) -> None:
-        """Remove what this pool has in memory besides *path*: earlier servers left it. OSError."""
+        """Remove what this pool has in memory besides *path*: earlier servers left it.
+
+        What cannot be removed is left to the next start.
+        """
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self._top):
                 outer = f"{self._top}/{name}"
@@ -139,7 +142,7 @@ class IndexPlace:
                     self._discard_outer(outer)
 
     def _discard_outer(self, outer: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if _is_ours(outer):
                 for name in os.listdir(outer):
                     discard_index(f"{outer}/{name}", self._syscalls)
@@ -156,11 +159,14 @@ def forget_index(pool_fd: int) -> None:
 
 
 def discard_index(path: str, syscalls: Syscalls) -> None:
-    """Remove the index in memory at *path*, if it is there. Raises OSError."""
+    """Remove the index in memory at *path*, if it is there. Raises OSError.
+
+    Directories with files of others stay.
+    """
     for file in (DATA_NAME, LOCK_NAME):
         with contextlib.suppress(FileNotFoundError):
             syscalls.unlink(f"{path}/{file}")
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         syscalls.rmdir(path)
         syscalls.rmdir(os.path.dirname(path))
 
