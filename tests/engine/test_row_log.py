@@ -18,6 +18,7 @@ from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.store.driven import Driven
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import Host, host, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -165,7 +166,7 @@ def test_a_log_that_several_servers_wrote_is_copied_when_it_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each stops cleanly, and none of them logs much."""
-    monkeypatch.setattr("kvfs.pool.durable.index_log._LOG_LEAST_BYTES", 20_000)
+    set_limit(monkeypatch, "log that is copied", 20_000)
     with logged() as running:
         store = running.store
         lengths = []

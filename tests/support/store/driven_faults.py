@@ -17,6 +17,7 @@ from tests.support.store.inside import At
 
 #: Numbers inside the engine that a test makes small, or large.
 _LIMITS: Final = {
+    "log that is copied": "kvfs.pool.durable.index_log._LOG_LEAST_BYTES",
     "plan_blocks": "kvfs.engine.eviction.reclaim._PLAN_MAX",
     "plan_refused": "kvfs.engine.eviction.victims._REFUSED_MAX",
     "plan_inline_rows": "kvfs.engine.eviction.victims._INLINE_ROWS",
