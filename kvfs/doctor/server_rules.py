@@ -12,8 +12,8 @@ from kvfs.doctor.finding import Finding, Severity
 _OPEN_FILES_LOW: Final = 65_536
 _OPEN_FILES_WANTED: Final = Settings().open_files_max
 _NEARLY_ALL_SHARE: Final = 0.8
-#: Needed by the server and the part of the index that is in use. On the daemon path the page cache
-#: of every block that the server moves is charged to it, too.
+#: Needed by the server beside its index. On the daemon path the page cache of every block that the
+#: server moves is charged to it, too.
 _MEMORY_SERIOUS_BYTES: Final = 512 << 20
 _MEMORY_LOW_BYTES: Final = 2 << 30
 _OOM_SCORE_WANTED: Final = Settings().oom_score_adj
@@ -85,14 +85,16 @@ def memory_bound(facts: Facts) -> list[Finding] | None:
     if facts.limits is None:
         return None
     most_bytes = facts.limits.memory_max_bytes
-    if most_bytes is None or most_bytes >= _MEMORY_LOW_BYTES:
+    # The tmpfs pages of the index are charged to the server that wrote them.
+    index_bytes = (facts.status.get("index_memory") or {}).get("bytes") or 0
+    if most_bytes is None or most_bytes >= _MEMORY_LOW_BYTES + index_bytes:
         return []
-    serious = most_bytes < _MEMORY_SERIOUS_BYTES
+    serious = most_bytes < _MEMORY_SERIOUS_BYTES + index_bytes
     return [
         Finding(
             Severity.SERIOUS if serious else Severity.WARNING,
-            f"the server may use {format_size(most_bytes)} of memory: too little for the index in "
-            "use; beyond it the kernel kills the server or makes it wait",
+            f"the server may use {format_size(most_bytes)} of memory: too little for it and its "
+            "index; beyond it the kernel kills the server or makes it wait",
             _property("MemoryMax=infinity", facts.limits, facts.limits.memory_group),
         )
     ]
