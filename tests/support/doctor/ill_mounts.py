@@ -35,7 +35,7 @@ STATUS: dict[str, Any] = {
     "index_used_bytes": 50 * GIB,
     "index_map_bytes": 64 * GIB,
     "index_in": "/dev/shm/kvfs-0123456789abcdef.01234567/0123456789abcdef0123456789abcdef",
-    "index_memory": {"bytes": 64 * MIB, "free_bytes": 60 * GIB, "full": False},
+    "index_memory": {"bytes": GIB // 16, "free_bytes": 60 * GIB, "full": False},
     "durability": {"within_s": 10.0, "oldest_s": 6.0, "blocks": 7, "bytes": GIB},
     "damaged_rows": 0,
     "background_failures": 0,
