@@ -7,6 +7,7 @@ the loop hands over; a device that does not answer keeps nobody else waiting.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import KvfsError
@@ -105,7 +106,7 @@ class IndexLog:
             self._log_fd = open_log(pool_fd, syscalls, create=True)
             try:
                 self._go_on(index_at.logged)
-            except BaseException:
+            except BaseException:  # an interrupt, too: nobody else knows the descriptor
                 self.end()
                 raise
 
@@ -141,9 +142,11 @@ class IndexLog:
             self._unlogged.overflowed = False
             self._break("more rows than are kept wait for the device")
         if not self._writing.busy and self._batch_due(now_s):
-            self._begin_batch(now_s)
+            self._logged_s = now_s
+            self._writing.start(self._next_batch())
         if not self._copying.busy and self._copy_due(now_s):
-            self._begin_copy(now_s)
+            self._tried_s = now_s
+            self._copying.start(self._next_copy(paced=True))
 
     def _batch_due(self, now_s: float) -> bool:
         if not self._whole and not self._copying.busy:
@@ -171,14 +174,14 @@ class IndexLog:
 
     # ---- batches ----
 
-    def _begin_batch(self, now_s: float) -> None:
+    def _next_batch(self) -> Callable[[], _Written]:
+        """Return what writes the next batch, of all that waits. Raises NoSpace, OSError."""
         # Atomic: rows and moment are of the same state of the index.
         self._index.settle()
         self._number += 1
         moment, rows = self._moment(), self._unlogged.pop()
         begins, self._begins = self._begins, False
-        self._logged_s = now_s
-        self._writing.start(lambda: self._write_batch(moment, rows, begins=begins))
+        return lambda: self._write_batch(moment, rows, begins=begins)
 
     def _write_batch(self, moment: Moment, rows: Rows, *, begins: bool) -> _Written:
         """Write one batch; runs in the thread, or at the stop."""
@@ -206,17 +209,17 @@ class IndexLog:
 
     # ---- copies ----
 
-    def _begin_copy(self, now_s: float) -> None:
-        self._tried_s = now_s
+    def _next_copy(self, *, paced: bool) -> Callable[[], _Written]:
+        """Return what writes a copy of the index as it is now. Raises NoSpace, Damaged, OSError."""
         # Atomic: the copy and the moment are of the same state of the index. Rows that are not in
         # the log yet are in the copy, and in the next batch again.
         held = self._index.hold()
         moment = self._moment()
         self._held, self._gap, self._begins = held, False, True
         self._before_copy_bytes = self._log_bytes
-        self._copying.start(lambda: self._write_copy(held, moment))
+        return lambda: self._write_copy(held, moment, paced=paced)
 
-    def _write_copy(self, held: HeldIndex, moment: Moment, *, paced: bool = True) -> _Written:
+    def _write_copy(self, held: HeldIndex, moment: Moment, *, paced: bool) -> _Written:
         """Write one copy; runs in the thread, or at the stop."""
         assert self._log_fd is not None
         try:
@@ -230,15 +233,18 @@ class IndexLog:
         """Note how what is complete has ended."""
         written = self._writing.pop_result()
         if written is not None:
-            self._log_bytes += written.size_bytes
-            if written.error is not None:
-                self._break(written.error)
+            self._note_batch(written)
         copied = self._copying.pop_result()
         if copied is not None:
-            self._end_hold()
             self._note_copy(copied)
 
+    def _note_batch(self, written: _Written) -> None:
+        self._log_bytes += written.size_bytes
+        if written.error is not None:
+            self._break(written.error)
+
     def _note_copy(self, copied: _Written) -> None:
+        self._end_hold()
         if copied.error is not None:
             self.failures += 1
             _log.warning("no copy of the index: %s", copied.error)
@@ -268,24 +274,17 @@ class IndexLog:
             self._whole = False
             if not self._index_at.in_memory:
                 return 0
+        self._index.settle()
         if self._whole and self._unlogged:
-            self._number += 1
-            written = self._write_batch(self._moment(), self._unlogged.pop(), begins=self._begins)
-            self._begins = False
-            if written.error is not None:
-                self._break(written.error)
+            self._note_batch(self._next_batch()())
         if not self._whole:
-            held = self._index.hold()
-            try:
-                self._gap = False
-                self._note_copy(self._write_copy(held, self._moment(), paced=False))
-            finally:
-                held.end()
+            self._note_copy(self._next_copy(paced=False)())
         return self._number if self._whole else 0
 
     def end(self) -> None:
         """Write nothing any more; what was logged stays. Idempotent."""
         self._join()
+        self._end_hold()
         if self._file is not None:
             self._file.close()
             self._file = None
