@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 def pack_batch(moment: Moment, rows: Mapping[bytes, bytes | None]) -> bytes:
     """Return one batch of the log."""
-    parts = [struct.pack(f"<{len(moment.pending)}Q", *moment.pending)]
+    parts = [_pack_inodes(moment.pending)]
     for key, value in rows.items():
         if value is None:
             parts += (_ROW.pack(len(key), _GONE), key)
@@ -81,13 +81,14 @@ def batch_bytes(head: bytes) -> int:
 
 def parse_batch(raw: bytes) -> Batch | None:
     """Return the batch in *raw*, None if it is not whole."""
-    if not batch_bytes(raw) or batch_bytes(raw) != len(raw):
+    length_bytes = batch_bytes(raw)
+    if not length_bytes or length_bytes != len(raw):
         return None
     _, crc, number, young, _, pending_count, rows_count = _BATCH.unpack_from(raw)
     if crc32c(memoryview(raw)[_CRC_START:]) != crc:
         return None
     # Bytes that have this checksum are those of ``pack_batch``, so their lengths are right.
-    pending = struct.unpack_from(f"<{pending_count}Q", raw, BATCH_HEAD_BYTES)
+    pending = _parse_inodes(raw, pending_count, BATCH_HEAD_BYTES)
     at = BATCH_HEAD_BYTES + pending_count * _INO_BYTES
     rows: dict[bytes, bytes | None] = {}
     for _ in range(rows_count):
@@ -100,7 +101,15 @@ def parse_batch(raw: bytes) -> Batch | None:
         else:
             rows[key] = raw[at : at + value_bytes]
             at += value_bytes
-    return Batch(Moment(number, InodeNo(young), tuple(map(InodeNo, pending))), rows)
+    return Batch(Moment(number, InodeNo(young), pending), rows)
+
+
+def _pack_inodes(inos: tuple[InodeNo, ...]) -> bytes:
+    return struct.pack(f"<{len(inos)}Q", *inos)
+
+
+def _parse_inodes(raw: bytes, count: int, at: int) -> tuple[InodeNo, ...]:
+    return tuple(map(InodeNo, struct.unpack_from(f"<{count}Q", raw, at)))
 
 
 class CopyEnd(NamedTuple):
@@ -113,7 +122,7 @@ class CopyEnd(NamedTuple):
     def pack(self) -> bytes:
         """Return the bytes to append to LMDB's."""
         pending = self.moment.pending
-        raw = struct.pack(f"<{len(pending)}Q", *pending) + _END.pack(
+        raw = _pack_inodes(pending) + _END.pack(
             _COPY_MAGIC,
             _COPY_VERSION,
             self.data_crc,
@@ -144,5 +153,5 @@ def parse_copy_end(raw: bytes, copy_bytes: int) -> CopyEnd | None:
     _, _, crc, data_bytes, number, young, count = _END.unpack_from(raw, len(raw) - COPY_END_BYTES)
     if data_bytes + len(raw) != copy_bytes:
         return None
-    pending = struct.unpack_from(f"<{count}Q", raw)
-    return CopyEnd(data_bytes, crc, Moment(number, InodeNo(young), tuple(map(InodeNo, pending))))
+    moment = Moment(number, InodeNo(young), _parse_inodes(raw, count, 0))
+    return CopyEnd(data_bytes, crc, moment)

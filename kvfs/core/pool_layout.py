@@ -90,10 +90,15 @@ def file_name(ino: InodeNo) -> str:
 
 def parse_file_name(name: str) -> InodeNo | None:
     """Return the inode number that *name* stands for, or None for a name kvfs never gives."""
-    if len(name) != 16 or name.strip("0123456789abcdef"):
+    number = _parse_number(name)
+    return InodeNo(number) if number is not None and number < INODE_END else None
+
+
+def _parse_number(digits: str) -> int | None:
+    """Return the number of 16 lower-case hex *digits*, None for anything else."""
+    if len(digits) != 16 or digits.strip("0123456789abcdef"):
         return None
-    ino = InodeNo(int(name, 16))
-    return ino if ino < INODE_END else None
+    return int(digits, 16)
 
 
 def log_file_name(first: int) -> str:
@@ -103,7 +108,4 @@ def log_file_name(first: int) -> str:
 
 def parse_log_file_name(name: str) -> int | None:
     """Return the number of the first batch in the log's file *name*, None for another file."""
-    digits = name.removeprefix(_LOG_FILE)
-    if digits == name or len(digits) != 16 or digits.strip("0123456789abcdef"):
-        return None
-    return int(digits, 16)
+    return _parse_number(name.removeprefix(_LOG_FILE)) if name.startswith(_LOG_FILE) else None

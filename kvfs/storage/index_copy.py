@@ -108,27 +108,20 @@ def write_copy(
         at = crc = 0
         turn = time.monotonic()
         for piece in held.pieces():
-            _write(syscalls, fd, piece, at)
+            syscalls.pwrite_all(fd, piece, at)
             crc = crc32c(piece, crc)
             at += len(piece)
             if paced and at // _TURN_BYTES != (at - len(piece)) // _TURN_BYTES:
                 syscalls.fdatasync(fd)
+                # In a thread of its own: the device is the clients' for as long as this turn took.
                 time.sleep(min(time.monotonic() - turn, _REST_MOST_S))
                 turn = time.monotonic()
         end = CopyEnd(at, crc, moment).pack()
-        _write(syscalls, fd, end, at)
+        syscalls.pwrite_all(fd, end, at)
         syscalls.fsync(fd)
         return at + len(end)
     finally:
         syscalls.close(fd)
-
-
-def _write(syscalls: Syscalls, fd: int, raw: bytes, at: int) -> None:
-    view = memoryview(raw)
-    while view:
-        written_bytes = syscalls.pwrite(fd, view, at)
-        at += written_bytes
-        view = view[written_bytes:]
 
 
 def found_copies(log_fd: int, syscalls: Syscalls) -> list[FoundCopy]:
@@ -172,7 +165,7 @@ def load_copy(log_fd: int, name: str, data_fd: int, syscalls: Syscalls) -> None:
             if not piece:
                 break
             crc = crc32c(piece, crc)
-            _write(syscalls, data_fd, piece, at)
+            syscalls.pwrite_all(data_fd, piece, at)
             at += len(piece)
         if (at, crc) != (end.data_bytes, end.data_crc):
             raise IndexDamaged(f"{name}: it fails its checksum")

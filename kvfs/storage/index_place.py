@@ -14,6 +14,7 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
@@ -104,8 +105,17 @@ class IndexPlace:
         self._top = settings.index_memory_dir
         self.in_pool = in_pool
 
-    def begin(self) -> str:
-        """Return an empty directory to make an index in. Raises OSError."""
+    @contextlib.contextmanager
+    def building(self) -> Iterator[str]:
+        """Yield an empty directory to make an index in; if that fails, it goes. Raises OSError."""
+        path = self._begin()
+        try:
+            yield path
+        except BaseException:  # an interrupt, too: nobody else knows the directory
+            self.discard(path)
+            raise
+
+    def _begin(self) -> str:
         if self.in_pool:
             settle_index(self._pool_fd, self._syscalls)
             self._syscalls.mkdir(INDEX_NEW, 0o700, dir_fd=self._pool_fd)
@@ -117,7 +127,7 @@ class IndexPlace:
         return path
 
     def finish(self, path: str) -> str:
-        """Make what is complete in *path*, from ``begin``, the index; return its path. OSError."""
+        """Make what ``building`` left in *path* the index; return its path. Raises OSError."""
         if self.in_pool:
             replace_index(self._pool_fd, self._syscalls)
             return pool_index(self._pool_fd)
@@ -163,12 +173,16 @@ def discard_index(path: str, syscalls: Syscalls) -> None:
 
     Directories with files of others stay.
     """
-    for file in (DATA_NAME, LOCK_NAME):
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(f"{path}/{file}")
+    _unlink_files(path, syscalls)
     with contextlib.suppress(OSError):
         syscalls.rmdir(path)
         syscalls.rmdir(os.path.dirname(path))
+
+
+def _unlink_files(path: str, syscalls: Syscalls) -> None:
+    for file in (DATA_NAME, LOCK_NAME):
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(f"{path}/{file}")
 
 
 def settle_index(pool_fd: int, syscalls: Syscalls) -> None:
@@ -194,9 +208,7 @@ def replace_index(pool_fd: int, syscalls: Syscalls) -> None:
 
 def remove_index(name: str, pool_fd: int, syscalls: Syscalls) -> None:
     """Remove the index directory *name*; a missing one is fine. Raises OSError."""
-    for file in (DATA_NAME, LOCK_NAME):
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(f"{name}/{file}", dir_fd=pool_fd)
+    _unlink_files(pool_index(pool_fd, name), syscalls)
     with contextlib.suppress(FileNotFoundError):
         syscalls.rmdir(name, dir_fd=pool_fd)
 

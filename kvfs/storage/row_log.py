@@ -82,18 +82,15 @@ class LogFile:
         self._fd = syscalls.open(log_file_name(first), flags, 0o600, dir_fd=log_fd)
         try:
             syscalls.fsync(log_fd)
-        except BaseException:
+        except BaseException:  # an interrupt, too: nobody else knows the descriptor
             syscalls.close(self._fd)
             raise
 
     def append(self, raw: bytes) -> None:
         """Append one batch; durable on return. After an OSError the file takes no more."""
         self._allocate(len(raw))
-        view = memoryview(raw)
-        while view:
-            written_bytes = self._syscalls.pwrite(self._fd, view, self._end_bytes)
-            self._end_bytes += written_bytes
-            view = view[written_bytes:]
+        self._syscalls.pwrite_all(self._fd, raw, self._end_bytes)
+        self._end_bytes += len(raw)
         self._syscalls.fdatasync(self._fd)
 
     def _allocate(self, more_bytes: int) -> None:

@@ -84,6 +84,14 @@ class Syscalls:
         """Call ioctl(2) with the structure *told*, which then holds the answer."""
         fcntl.ioctl(fd, request, told, True)
 
+    def pwrite_all(self, fd: int, raw: bytes, offset_bytes: int) -> None:
+        """Write all of *raw* at *offset_bytes*: pwrite(2) may write less."""
+        view = memoryview(raw)
+        while view:
+            written_bytes = self.pwrite(fd, view, offset_bytes)
+            offset_bytes += written_bytes
+            view = view[written_bytes:]
+
     def fallocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
         """Call fallocate(2) with *mode* (FALLOC_FL_*), again after a signal.
 

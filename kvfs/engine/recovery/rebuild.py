@@ -140,12 +140,8 @@ class _Rebuild:
 
     def run(self) -> tuple[str, Counters]:
         """Return the path of the new index, and its counters."""
-        path = self._place.begin()
-        try:
+        with self._place.building() as path:
             counters = self._fill(path)
-        except BaseException:
-            self._place.discard(path)
-            raise
         if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
             skip_numbers(self._highest, self._pool_fd, self._syscalls)
         return path, counters

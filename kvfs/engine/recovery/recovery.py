@@ -214,7 +214,7 @@ def _restored(
     if restored is not None:
         try:
             _look(device, settings, syscalls, restored.path)
-        except BaseException:
+        except BaseException:  # an interrupt, too: the next start makes it anew
             place.discard(restored.path)
             raise
     return restored
@@ -323,9 +323,7 @@ def begin(
     *outliving* is closed if that fails. Raises what ``recover`` and ``_take_over`` raise.
     """
     try:
-        if living is None:
-            return Begun(recover(device, settings, syscalls, progress), set(), {})
-        if settings.read_only:
+        if living is None or settings.read_only:
             return Begun(recover(device, settings, syscalls, progress), set(), {})
         kept = _unfinished(living, outliving.notes)
         return _take_over(device, settings, syscalls, outliving.journal, kept)

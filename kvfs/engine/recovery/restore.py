@@ -48,16 +48,12 @@ def restore_index(
         return None
     try:
         for copied, name, _ in sorted(found_copies(log_fd, syscalls), reverse=True):
-            path = place.begin()
             try:
-                _load(log_fd, name, path, syscalls)
-                moment = _replay(log_fd, copied, path, settings, syscalls)
+                with place.building() as path:
+                    _load(log_fd, name, path, syscalls)
+                    moment = _replay(log_fd, copied, path, settings, syscalls)
             except (IndexDamaged, Damaged, FormatUnknown) as error:
                 _log.warning("index: a copy of it cannot be used: %s", error)
-                place.discard(path)
-            except BaseException:
-                place.discard(path)
-                raise
             else:
                 return Restored(place.finish(path), moment)
     finally:
