@@ -38,6 +38,7 @@ def _store_all(top: Path, block: mmap.mmap, stores: int, rate: float) -> None:
         finally:
             os.close(fd)
         os.rename(f"{path}.tmp", path)
+        # A steady rate, as of clients; no test runs this.
         time.sleep(max(0.0, begun_s + number / rate - time.monotonic()))
 
 

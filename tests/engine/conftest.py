@@ -13,3 +13,11 @@ def running() -> Iterator[Host]:
     with host() as made:
         made.start()
         yield made
+
+
+@pytest.fixture
+def in_pool() -> Iterator[Host]:
+    """Yield a host whose store runs on a new pool, with its index in the pool."""
+    with host(index_place="pool") as made:
+        made.start()
+        yield made

@@ -58,12 +58,6 @@ def known(store: Driven) -> Known:
     )
 
 
-def log(store: Driven) -> None:
-    """Log what was committed so far, and nothing later."""
-    store.log_index()
-    store.log_no_more()
-
-
 def make(store: Driven, name: bytes) -> InodeNo:
     return store.make_node(ROOT_INODE, name, DIRECTORY, 0, 0)[0]
 
@@ -170,7 +164,7 @@ def test_memory_follows_what_the_comparison_changes(
     store = powered.store
     change = prepare(store)
     settle(store)
-    log(store)
+    store.log_last()
     change()
     settle(store)
     expected, before = tree(store), known(store)
@@ -201,7 +195,7 @@ def test_blocks_that_left_what_is_kept_may_be_evicted_at_once(powered: Drive) ->
     store = powered.store
     change = leave_never(store)
     settle(store)
-    log(store)
+    store.log_last()
     change()
     settle(store)
     powered.cut(Cut.NOTHING)

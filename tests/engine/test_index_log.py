@@ -20,12 +20,6 @@ def powered() -> Iterator[Drive]:
         yield made
 
 
-def log(store: Driven) -> None:
-    """Log what was committed so far, and nothing later."""
-    store.log_index()
-    store.log_no_more()
-
-
 def moved(store: Driven, name: bytes, parent: InodeNo, new_name: bytes) -> None:
     store.rename(ROOT_INODE, name, parent, new_name)
 
@@ -36,7 +30,7 @@ def test_a_start_goes_back_to_what_was_logged_and_enters_what_came_later(powered
     for number in range(20):
         put(store, ROOT_INODE, b"old %d" % number, b"%d" % number * 3000)
     store.sync()
-    log(store)
+    store.log_last()
     put(store, directory, b"young", b"y" * 5000)
     moved(store, b"old 1", directory, b"moved")
     store.unlink(ROOT_INODE, b"old 2")
@@ -66,7 +60,7 @@ def test_a_directory_that_was_renamed_later_keeps_the_count_of_its_names(powered
     for name in (b"a", b"b"):
         put(store, directory, name, name * 3000)
     store.sync()
-    log(store)
+    store.log_last()
     store.rename(ROOT_INODE, b"one", ROOT_INODE, b"two")
     store.sync()
     powered.cut(Cut.NOTHING)
@@ -85,7 +79,7 @@ def test_what_a_file_does_not_confirm_is_a_miss_at_once(powered: Drive) -> None:
     ino = put(store, ROOT_INODE, b"kept", b"k" * 5000)
     lost = put(store, ROOT_INODE, b"lost", b"l" * 5000)
     store.sync()
-    log(store)
+    store.log_last()
     store.drop_identity(lost)
     store.sync()
     powered.cut(Cut.NOTHING)
@@ -104,7 +98,7 @@ def test_what_was_removed_since_it_was_found_is_not_entered_again(powered: Drive
     store = powered.store
     inos = [put(store, ROOT_INODE, b"%d" % number, b"k" * 5000) for number in range(8)]
     store.sync()
-    log(store)
+    store.log_last()
     powered.cut(Cut.NOTHING)
 
     store = powered.start()
@@ -124,7 +118,7 @@ def test_a_comparison_that_was_cut_short_goes_on(powered: Drive, end: str) -> No
     for number in range(30):
         put(store, ROOT_INODE, b"%d" % number, b"%d" % number * 3000)
     store.sync()
-    log(store)
+    store.log_last()
     gone = store.lookup(ROOT_INODE, b"7")
     store.drop_identity(gone)
     store.sync()

@@ -48,12 +48,6 @@ def synced(store: Driven) -> None:
     until(is_reached, "all is durable")
 
 
-def log(store: Driven) -> None:
-    """Log what was committed so far, and nothing later."""
-    store.log_index()
-    store.log_no_more()
-
-
 def attributes(store: Driven, ino: InodeNo) -> dict[bytes, bytes]:
     """Return what was set on *ino*, kvfs's own included."""
     return {name: store.xattr_row(ino, name) for name in store.xattr_rows(ino)}
@@ -80,7 +74,7 @@ def test_they_come_back_as_they_were_when_they_became_durable(
     store.set_xattr(bare, KEY, b"before")
     synced(store)
     if with_log:
-        log(store)
+        store.log_last()
     store.set_xattr(block, b"user.changed", b"after")
     store.remove_xattr(block, b"user.removed")
     store.set_xattr(block, b"user.large", LARGE)  # the thread writes it
@@ -152,7 +146,7 @@ def test_a_block_that_came_back_is_older_than_what_was_stored_since(powered: Dri
     for number in range(300):  # the search comes to the last one late
         put(store, ROOT_INODE, b"%d" % number, b"b" * 100)
     synced(store)
-    log(store)
+    store.log_last()
     for before, after in itertools.pairwise((b"299", b"a", b"b", b"c", b"name")):
         store.rename(ROOT_INODE, before, ROOT_INODE, after)
     synced(store)

@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -31,14 +30,6 @@ from tests.support.store.stores import (
 )
 
 pytestmark = pytest.mark.usefixtures("caplog")
-
-
-@pytest.fixture
-def in_pool() -> Iterator[Host]:
-    """Yield a host whose store runs on a new pool, with its index in the pool."""
-    with host(index_place="pool") as made:
-        made.start()
-        yield made
 
 
 def test_a_power_loss_costs_what_has_no_identity_and_nothing_else(running: Host) -> None:

@@ -1,7 +1,6 @@
 """An index that cannot be believed is refused in one line and left alone; a repair helps."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.support.store.stores import (
     MIB,
     Host,
     assert_exact,
-    host,
     put,
     tree,
 )
@@ -23,11 +21,9 @@ pytestmark = pytest.mark.usefixtures("caplog")
 
 
 @pytest.fixture
-def running() -> Iterator[Host]:
-    """Yield a host whose store runs on a new pool, with its index in the pool."""
-    with host(index_place="pool") as made:
-        made.start()
-        yield made
+def running(in_pool: Host) -> Host:
+    """Return a host whose index is in the pool."""
+    return in_pool
 
 
 def pool_files(path: Path) -> dict[str, tuple[int, bytes]]:

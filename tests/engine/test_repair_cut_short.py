@@ -1,7 +1,7 @@
 """A repair that ends in the middle: by a kill, or with the power."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -18,7 +18,6 @@ from tests.support.store.stores import (
     Host,
     assert_exact,
     assert_no_strays,
-    host,
     kill_behind_an_overwriting,
     put,
     settle,
@@ -72,11 +71,9 @@ def spoil_index(path: Path) -> None:
 
 
 @pytest.fixture
-def running() -> Iterator[Host]:
-    """Yield a host whose store runs on a new pool, with its index in the pool."""
-    with host(index_place="pool") as made:
-        made.start()
-        yield made
+def running(in_pool: Host) -> Host:
+    """Return a host whose index is in the pool."""
+    return in_pool
 
 
 @pytest.fixture

@@ -57,6 +57,11 @@ class Course:
         """Let the log of the index stay as it is, whatever is committed from here on."""
         self.engine.pool.durable.index_log.end()
 
+    def log_last(self) -> None:
+        """Have all that was committed so far in the log of the index, and nothing later."""
+        self.log_index()
+        self.log_no_more()
+
     erase_removed = At(lambda engine: engine.pool.departures.removed.give_way)
     save_heat = At(lambda engine: engine.pool.rules.heat.save)
     tick_heat = At(lambda engine: engine.pool.rules.heat.run_due)
