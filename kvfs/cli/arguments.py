@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,6 +23,21 @@ def size_of(text: str | None, flag: str) -> int | None:
     if size_bytes == 0:
         raise UsageError(f"{flag} must be greater than 0")
     return size_bytes
+
+
+def seconds_to(most_s: float) -> Callable[[str], float]:
+    """Return the type of a flag that takes seconds, from 0 to *most_s*."""
+
+    def seconds(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = -1
+        if not 0 <= found <= most_s:  # also refuses nan
+            raise argparse.ArgumentTypeError(f"must be between 0 and {most_s:g} seconds")
+        return found
+
+    return seconds
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.arguments import OnMount, locate
+from kvfs.cli.arguments import OnMount, locate, seconds_to
 from kvfs.cli.follow import ASK_S, progress_bar
 from kvfs.cli.parser import add_verb
 from kvfs.client.control_socket import ServerGone, ask
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
 _TIMEOUT_S: Final = 600.0
+#: A week: what is not durable by then will not be.
+_TIMEOUT_MAX_S: Final = 604_800.0
 #: After this time without an answer the mount counts as dead.
 _TAKE_OVER_S: Final = 5.0
 
@@ -37,9 +39,9 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=float,
+        type=seconds_to(_TIMEOUT_MAX_S),
         default=_TIMEOUT_S,
-        help=f"wait no longer than that; {_TIMEOUT_S:g} if not given",
+        help=f"wait no longer than that; 0: look once; {_TIMEOUT_S:g} if not given",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -59,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{blocks}, {format_size(wanted['bytes'])} had to be written; {took_s:.1f} s")
     sys.stdout.flush()
     if not left["done"]:
-        raise SyncedTooLittle(
-            f"{count_of(left['blocks'], 'block')} not durable after {args.timeout:g} s"
-        )
+        # Blocks come first: what is left after the last one is the index.
+        what = count_of(left["blocks"], "block") if left["blocks"] else "the names are"
+        raise SyncedTooLittle(f"{what} not durable after {args.timeout:g} s")
     if left["held_blocks"]:
         raise SyncedTooLittle(
             f"{count_of(left['held_blocks'], 'block')} not durable: a process has them mapped or "

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.arguments import seconds_to
 from kvfs.cli.dead_place import free_place, note_of_servers
 from kvfs.cli.failures import need_root
 from kvfs.cli.mount import read_settings_file
@@ -86,21 +87,11 @@ def configure(subparsers: "Subparsers") -> None:
     )
     parser.add_argument(
         "--wait-s",
-        type=_seconds,
+        type=seconds_to(_WAIT_MAX_S),
         metavar="SECONDS",
         help="seconds to wait for the server to stop (default: stop_timeout_s of the settings, "
         f"else {Settings().stop_timeout_s:g})",
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1
-    if not 0 <= seconds <= _WAIT_MAX_S:  # also refuses nan
-        raise argparse.ArgumentTypeError(f"must be between 0 and {_WAIT_MAX_S:g} seconds")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -106,7 +106,10 @@ def test_what_a_process_may_still_write_is_told(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
-    [(("{kv}/nothing",), PathMissing), (("{kv}", "--timeout", "soon"), UsageError)],
+    [
+        (("{kv}/nothing",), PathMissing),
+        *((("{kv}", "--timeout", wrong), UsageError) for wrong in ("soon", "-3", "nan", "inf")),
+    ],
 )
 def test_what_it_cannot_do_it_says_in_a_line(
     mounted: Mounted, arguments: tuple[str, ...], error: type[PathMissing]
@@ -122,3 +125,13 @@ def test_time_that_is_over_is_an_error(mounted: Mounted) -> None:
     failed = run_kvfs("sync", "--timeout", "0", str(mounted.path), check=False)
     assert failed.returncode == SyncedTooLittle.exit_code
     assert "not durable after 0 s" in failed.stderr
+
+
+def test_names_that_wait_are_no_blocks(mounted: Mounted) -> None:
+    """Every block is durable, and the flush behind the last name takes longer than no time."""
+    sync(mounted.path)
+    (mounted.path / "directory").mkdir()
+    failed = run_kvfs("sync", "--timeout", "0", str(mounted.path), check=False)
+    assert failed.returncode == SyncedTooLittle.exit_code
+    assert failed.stderr == "kvfs: the names are not durable after 0 s\n"
+    assert sync(mounted.path)["left_blocks"] == 0
