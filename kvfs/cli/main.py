@@ -103,6 +103,8 @@ def configure_verb(verb: str, subparsers: "argparse._SubParsersAction[Any]") -> 
 
 
 def _dispatch(argv: list[str]) -> int:
+    if not argv:
+        argv = ["--help"]
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     asked = next((argument for argument in argv if not argument.startswith("-")), "")
