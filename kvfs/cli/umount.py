@@ -5,6 +5,7 @@ import contextlib
 import errno
 import glob
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -56,6 +57,8 @@ _WAIT_MAX_S: Final[float] = Settings.__dataclass_fields__["stop_timeout_s"].meta
 #: How long to wait for a server before looking for other users of its mount, and between looks.
 _LOOK_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 2.0
+#: Behind the command that ends a holder; without one --lazy is the way.
+_ENDS: Final = "ends that"
 #: With --lazy: a server whose mount nobody uses ends sooner.
 _LAZY_WAIT_S: Final = 2.0
 #: Clients of a dead mount may hold it for longer, which does not keep the next server out.
@@ -217,6 +220,7 @@ def _wait_for_source(source: str, wait_s: float) -> None:
 
 
 def _unmount(mountpoint: str, *, lazy: bool) -> None:
+    os.chdir("/")  # we may have been called from a directory on it
     try:
         unmount(mountpoint, lazy=lazy)
     except OSError as error:
@@ -232,7 +236,11 @@ def _held_by(mountpoint: str) -> str:
     seen = seen_in_time("kvfs.client.processes_on_mount", mountpoint)
     holders = [line.decode(errors="backslashreplace") for line in seen]
     holders += _held_by_kernel(mountpoint)
-    return f": used by {', '.join(holders)}" if holders else "; --lazy detaches it anyway"
+    used = f": used by {', '.join(holders)}" if holders else ""
+    if _ENDS in used:
+        return used
+    first = "end what uses it, or " if holders else ""
+    return f"{used}; {first}`kvfs umount --lazy {shlex.quote(mountpoint)}` detaches it now"
 
 
 def _held_by_kernel(mountpoint: str) -> Iterator[str]:
@@ -244,4 +252,4 @@ def _held_by_kernel(mountpoint: str) -> Iterator[str]:
             backing = file.read().removesuffix("\n")
         if backing.startswith(f"{mountpoint}/"):
             device = f"/dev/{path.split('/')[3]}"
-            yield f"loop device {device}: `losetup --detach {device}` ends that"
+            yield f"loop device {device}: `losetup --detach {device}` {_ENDS}"

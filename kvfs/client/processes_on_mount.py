@@ -21,11 +21,13 @@ _SERVICE: Final = re.compile(r"/([^/\n]+\.service)$", re.MULTILINE)
 def holders(mountpoint: str) -> Iterator[tuple[int, str]]:
     """Yield (pid, command) of each process that holds something on *mountpoint*, servers first.
 
-    Reads only links in /proc, never the paths themselves.
+    Not of this one, nor of the command that runs it: that ends by itself. Reads only links in
+    /proc, never the paths themselves.
     """
+    own = (os.getpid(), os.getppid())
     commands = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
+        if name.isdigit() and int(name) not in own:
             with contextlib.suppress(OSError):  # it ended
                 commands[name] = _command(name)
     for name, command in sorted(commands.items(), key=lambda one: one[1] != GANESHA):

@@ -111,10 +111,26 @@ def test_a_busy_mount_is_named_with_who_keeps_it_busy(place: Path) -> None:
         try:
             result = run_kvfs("umount", str(mount.path), check=False)
             assert result.returncode == errors.MountpointUnusable.exit_code
-            assert result.stderr == f"kvfs: {mount.path} is busy: used by {holder.pid} (cat)\n"
+            busy, _, step = result.stderr.partition("; end what uses it, or ")
+            assert busy == f"kvfs: {mount.path} is busy: used by {holder.pid} (cat)"
+            assert step == f"`kvfs umount --lazy {mount.path}` detaches it now\n"
             assert mount.status()["server_pid"] == mount.server_pid
         finally:
             holder.communicate()
+
+
+def test_umount_does_not_name_itself_nor_keep_busy_what_it_unmounts(place: Path) -> None:
+    with small_mount(place) as mount:
+        inside = f"env --chdir={mount.path} PYTHONPATH={ROOT}".split()
+        holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=mount.path)
+        try:
+            result = run_kvfs("umount", ".", check=False, prefix=inside)
+            assert f": used by {holder.pid} (cat); end" in result.stderr
+        finally:
+            holder.communicate()
+        run_kvfs("umount", ".", prefix=inside)
+        assert not os.path.ismount(mount.path)
+        mount._wait_for_server()
 
 
 def test_a_lazy_umount_detaches_what_is_in_use(place: Path) -> None:
