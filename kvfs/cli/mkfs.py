@@ -8,6 +8,7 @@ from kvfs.cli.arguments import size_of, wanted_pool
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
+from kvfs.core.shown_names import printable
 from kvfs.machine.process_limits import require_file_size
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ def configure(subparsers: "Subparsers") -> None:
         "mkfs",
         run,
         description="Make an empty pool. SOURCE is a block device (formatted with XFS), an image "
-        "file (created with --capacity bytes\nif missing, and allocated in full) or a directory on "
-        "XFS, ext4 or tmpfs. A SOURCE that is not blank is refused,\nunless --force is given.",
+        "file (created if missing, with\n--capacity bytes and what the file system needs, and "
+        "allocated in full) or a directory on XFS, ext4 or tmpfs.\nA SOURCE that is not blank is "
+        "refused, unless --force is given.",
         example="kvfs mkfs /dev/nvme0n1\n  kvfs mkfs /var/lib/kv.img --capacity 20G",
     )
     parser.add_argument("source", metavar="SOURCE")
@@ -40,11 +42,14 @@ def run(args: argparse.Namespace) -> int:
     """Make the pool."""
     capacity_bytes = size_of(args.capacity, "--capacity")
     need_root("kvfs mkfs")
-    from kvfs.devices import format_source
+    from kvfs.devices import format_source, new_image_note
     from kvfs.engine.recovery.rebuild import found_pool
 
     require_file_size()
+    note = new_image_note(args.source, capacity_bytes)
     format_source(args.source, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool)
+    if note:
+        print(f"kvfs: {printable(note)}", file=sys.stderr)
     return 0
 
 

@@ -174,7 +174,7 @@ def _serve_or_format(
     remark: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> None:
-    from kvfs.devices import format_source
+    from kvfs.devices import format_source, new_image_note
     from kvfs.engine.recovery.rebuild import found_pool
     from mount import serve
 
@@ -186,6 +186,7 @@ def _serve_or_format(
             raise
     # Outside of the handler, because later errors have nothing to do with the blank source.
     _log.info("%s is blank: making a pool in it", settings.source)
+    note = new_image_note(settings.source, settings.capacity_bytes)
     with sigterm_raises():
         format_source(
             settings.source,
@@ -193,4 +194,6 @@ def _serve_or_format(
             force=False,
             fill=found_pool,
         )
+    if note:
+        remark(note)
     serve.run(settings, held, ready, load, remark)

@@ -115,7 +115,7 @@ class NotRoot(CommandError):
 
 
 class SourceMissing(CommandError):
-    """SOURCE does not exist, or kvfs cannot use this kind."""
+    """SOURCE does not exist, may not be written, or is of a kind that kvfs cannot use."""
 
     exit_code = 4
 

@@ -1,6 +1,7 @@
 """Devices: where a pool's bytes are stored. Public names; each kind has its own module."""
 
 from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
+from kvfs.devices.image import new_image_note
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
@@ -18,6 +19,7 @@ __all__ = [
     "SourceKind",
     "destroy_source",
     "format_source",
+    "new_image_note",
     "open_source",
     "recognise",
     "wait_released",

@@ -5,10 +5,13 @@ lock ends with the last user of the pool, however the server ended.
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import shlex
 from collections.abc import Iterator
+from typing import Final
 
 from kvfs.core.errors import (
     NO_SPACE,
@@ -22,12 +25,19 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, round_up
 from kvfs.devices import block, loop, probe, xfs
 from kvfs.devices.busy import Outlived, is_alive, lock_holders, outlived
-from kvfs.devices.device import Device, Fill, image_size_bytes
+from kvfs.devices.device import XFS_MIN_BYTES, Device, Fill, image_size_bytes
 from kvfs.devices.pool_files import PoolHeader
-from kvfs.machine.mount_table import where_in_use
+from kvfs.machine.mount_table import FS_TYPE, mount_of, where_in_use
 from kvfs.storage.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)
+
+#: Why an image that is there may not be written, with the way out. The drive is well.
+_UNWRITABLE: Final = {
+    errno.EPERM: "it is immutable or append-only (`chattr -i -a {path}` ends that)",
+    errno.EACCES: "this process may not",
+    errno.EROFS: "its file system is read-only",
+}
 
 
 def format_image(
@@ -40,6 +50,7 @@ def format_image(
     UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
     a file that it has created is removed in that case.
     """
+    _refuse_kvfs(path)
     if not os.path.exists(path):
         return _format_new(path, size_bytes, capacity_bytes, fill)
     with _locked(path) as image_fd:
@@ -55,6 +66,7 @@ def format_image(
 
 def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
     """Open the pool in image file *path*. Raises what open_block does; nothing has changed then."""
+    _refuse_kvfs(path)
     with _outlived_in(path) as (block_path, found):
         if found is not None:
             block.require_pool(path)
@@ -75,6 +87,19 @@ def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
                 read_only=read_only,
                 capacity_bytes=capacity_bytes,
             )
+
+
+def new_image_note(path: str, capacity_bytes: int | None) -> str:
+    """Return a line on how much more than its blocks the image takes that is about to be made.
+
+    Empty if *path* is there already.
+    """
+    if capacity_bytes is None or os.path.lexists(path):
+        return ""
+    size_bytes = image_size_bytes(capacity_bytes)
+    why = "; no XFS is smaller" if size_bytes == XFS_MIN_BYTES else " with index and file system"
+    blocks = f"{format_size(capacity_bytes)} of blocks"
+    return f"{path} takes {format_size(size_bytes)} for {blocks}{why}"
 
 
 def outlives(path: str) -> bool:
@@ -128,6 +153,16 @@ def _format_new(
             raise
     finally:
         os.close(image_fd)
+
+
+def _refuse_kvfs(path: str) -> None:
+    """Raise SourceMissing when image *path* lies on a kvfs mount, which may evict it."""
+    below = mount_of(os.path.realpath(path))
+    if below is not None and below.fs_type == FS_TYPE:
+        raise SourceMissing(
+            f"{path} lies on the kvfs mount {below.mountpoint}, which may evict it; use a file on "
+            "another file system"
+        )
 
 
 def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
@@ -186,7 +221,10 @@ def _locked(path: str) -> Iterator[int]:
     except FileNotFoundError:
         raise SourceMissing(f"{path} does not exist") from None
     except OSError as error:
-        raise SourceDamaged(f"{path}: {error.strerror}") from error
+        if error.errno not in _UNWRITABLE:
+            raise SourceDamaged(f"{path}: {error.strerror}") from error
+        way_out = _UNWRITABLE[error.errno].format(path=shlex.quote(path))
+        raise SourceMissing(f"{path} may not be written: {way_out}") from None
     try:
         _lock(fd, path)
         yield fd

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from kvfs.core import errors
+from kvfs.core.sizes import format_size
 from tests.support.mounts.mounting import (
     COMMAND_WAIT_S,
     KVFS,
@@ -136,6 +137,61 @@ def test_bytes_that_nobody_knows(place: Place) -> None:
         file.write(b"precious")
     exit_code, _line = mount_refused(place, source=image)
     assert exit_code == errors.SourceForeign.exit_code
+
+
+def test_an_image_that_is_immutable(tmp_path: Path) -> None:
+    """The drive is well: it is not told to be replaced, and the line has the way out."""
+    image = tmp_path / "it's"  # on the disk: not every tmpfs knows the flag
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    subprocess.run(["chattr", "+i", image], check=True)
+    try:
+        for words in (("mkfs",), ("mkfs", "--force"), ("fsck",), ("destroy", "--yes")):
+            exit_code, line = refused(*words, image)
+            assert exit_code == errors.SourceMissing.exit_code
+            assert f"{image} may not be written: it is immutable" in line
+    finally:
+        subprocess.run(["sh", "-c", line.split("`")[1]], check=True)
+    with image.open("r+b"):
+        pass
+
+
+@pytest.mark.needs_loop
+def test_an_image_on_a_kvfs_mount(place: Place) -> None:
+    """It could be evicted under the pool in it."""
+    capacity_bytes = 2 * IMAGE_BYTES
+    with Mounted(place.source, place.mountpoint, f"--capacity={capacity_bytes}") as mount:
+        new, present = mount.path / "new", mount.path / "present"
+        with present.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        (place.directory / "second").mkdir()
+        for words in (
+            ("mkfs", new, "--capacity", "100M"),
+            ("mkfs", present, "--force"),
+            ("mount", present, place.directory / "second"),
+            ("mount", new, place.directory / "second", "--capacity", "100M"),
+        ):
+            exit_code, line = refused(*words)
+            assert exit_code == errors.SourceMissing.exit_code
+            assert f"lies on the kvfs mount {mount.path}, which may evict it" in line
+        assert os.listdir(mount.path) == ["present"]
+
+
+@pytest.mark.needs_loop
+def test_a_new_image_says_what_it_takes(place: Place) -> None:
+    image = place.directory / "image"
+    for capacity, taken, why in (
+        ("1M", "300 MiB", "1 MiB of blocks; no XFS is smaller"),
+        ("200M", "347 MiB", "200 MiB of blocks with index and file system"),
+    ):
+        told = f"kvfs: {image} takes {taken} for {why}\n"
+        assert run_kvfs("mkfs", str(image), "--capacity", capacity).stderr == told
+        assert format_size(image.stat().st_size) == taken
+        assert run_kvfs("mkfs", str(image), "--capacity", capacity, "--force").stderr == ""
+        image.unlink()
+        with Mounted(image, place.mountpoint, f"--capacity={capacity}") as mount:
+            assert told.removeprefix("kvfs: ") in mount.log_file.read_text()
+        image.unlink()
 
 
 @pytest.mark.needs_loop
