@@ -10,14 +10,27 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+#: What stands for a byte of a file name that is no text (os.fsdecode); with LANG=C for each byte
+#: of a name that is no ASCII.
+_BYTES_OF_NAMES: Final = re.compile("[\udc80-\udcff]+")
+
 
 def printable(text: str) -> str:
-    """Return *text* with all unprintable characters escaped, such as line breaks and ESC."""
+    """Return *text* with all unprintable characters escaped, such as line breaks and ESC.
+
+    Bytes of names are read as UTF-8, whatever the locale; one that is none is shown as \\xff, which
+    $'...' of a shell takes.
+    """
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
+        for one in _BYTES_OF_NAMES.sub(_read_again, text)
     )
+
+
+def _read_again(found: re.Match[str]) -> str:
+    return found[0].encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 _DIGEST_BYTES: Final = 5

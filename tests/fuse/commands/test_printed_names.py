@@ -1,5 +1,6 @@
 """Names steer no terminal and forge no line: whoever may store a file chooses its name."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,24 @@ def test_status_still_names_the_directory(hostile: Mounted) -> None:
     printed = run_kvfs("status", str(hostile.path)).stdout
     assert r"a\x1b[2J\n  none" in printed
     assert hostile.status()["largest_unevictable"]["directory"] == "/" + HOSTILE
+
+
+@pytest.mark.real_exec
+@pytest.mark.parametrize("locale", ["LC_ALL=C", "LC_ALL=C.UTF-8", "PYTHONCOERCECLOCALE=0"])
+def test_names_that_are_not_ascii_are_read_whatever_the_locale(
+    hostile: Mounted, locale: str
+) -> None:
+    """What a name holds that is no text is shown as a shell takes it in $'...', byte by byte."""
+    prefix = ("env", "-u", "LANG", "-u", "LC_CTYPE", "-u", "LC_ALL", locale)
+    prefix += ("PYTHONUTF8=0",) if "COERCE" in locale else ()
+    for name, shown in ((b"caf\xc3\xa9", "café"), (b"caf\xe9", r"caf\xe9")):
+        path = os.fsdecode(os.fsencode(hostile.path) + b"/" + name)
+        done = run_kvfs("evict", path, prefix=prefix, check=False)
+        as_ascii = shown.replace("é", r"\xe9")
+        assert done.stderr in [
+            f"kvfs: there is no {one} on this mount\n" for one in (shown, as_ascii)
+        ]
+        assert "udc" not in done.stderr
 
 
 def test_a_newer_servers_figures_are_escaped_too() -> None:
