@@ -17,16 +17,23 @@ LOOK_MAX_S: Final = 3.0
 #: From SIGTERM to SIGKILL of a program that a command runs; kvfs mount gives its server 10 s.
 _GRACE_S: Final = 15.0
 #: Signals that end a command.
-_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def program_again(module: str) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs *module*, and the environment in which it is found.
 
-    ``-P``: root's working directory may hold somebody's module called trio.
+    ``-P``: root's working directory may hold somebody's module called trio. A command that heeds no
+    variable of Python's (``python -I``, as the Debian package's) passes none on.
     """
-    environment = dict(os.environ)
-    home = home_of_kvfs()
+    home, is_isolated = home_of_kvfs(), bool(sys.flags.ignore_environment)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not (is_isolated and name.startswith("PYTHON"))
+    }
+    if is_isolated:
+        environment["PYTHONNOUSERSITE"] = "1"
     if home != os.path.realpath(sysconfig.get_path("purelib")):
         others = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{home}{os.pathsep}{others}" if others else home
@@ -118,7 +125,7 @@ def output_of(
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM, so that a second Ctrl-C does not end the clean-up half-way.
+    """Ignore what ends a command, so that a second Ctrl-C does not end the clean-up half-way.
 
     Programs started meanwhile ignore them, too.
     """
@@ -149,7 +156,7 @@ def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
-    """Hold SIGINT and SIGTERM back until the ``with`` ends, or until the yielded call is made.
+    """Hold what ends a command back until the ``with`` ends, or until the yielded call is made.
 
     For the main thread. A ``KeyboardInterrupt`` inside ``subprocess.Popen()`` or ``os.open()``
     loses the new process or descriptor: it exists, and nobody has its number. An import of a Cython
