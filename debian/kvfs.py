@@ -2,6 +2,6 @@
 import sys
 
 sys.path.insert(0, "/usr/lib/kvfs")
-from kvfs.cli.main import main as run
+from kvfs.cli.program import kvfs as run
 
 sys.exit(run())

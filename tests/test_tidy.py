@@ -140,7 +140,9 @@ WORKED_OUT: Final = """
 FRAGMENT_END_LINES: Final = 40
 FRAGMENT_IMPORTERS: Final = 3
 #: Each with the reason why it is neither merged nor longer.
-FRAGMENTS: Final[dict[str, str]] = {}
+FRAGMENTS: Final = {
+    "kvfs.cli.program": "loaded before all else: what it held besides would be loaded too early"
+}
 
 BANNED_MODULES: Final = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}

@@ -103,13 +103,19 @@ def _has_room(place: str, needed_bytes: int) -> bool:
 
 def _show_data_path(mountpoint: Path) -> None:
     status = json.loads(_kvfs("status", str(mountpoint), "--json", quiet=True))
-    print(f"Data path: {status['data_path']}; {status['data_path_reason']}", flush=True)
+    _tell(f"Data path: {status['data_path']}; {status['data_path_reason']}")
+
+
+def _tell(line: str) -> None:
+    """Print *line*; if nobody can read it any more, the pool is to be removed all the same."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _kvfs(*arguments: str, quiet: bool) -> str:
     """Run a kvfs command and return what it printed; show it as typed unless *quiet*."""
     if not quiet:
-        print(f"$ kvfs {shlex.join(arguments)}", flush=True)
+        _tell(f"$ kvfs {shlex.join(arguments)}")
     program, environment = program_again("kvfs.cli.main")
     done = output_of([*program, *arguments], environment)
     if done.returncode != 0:

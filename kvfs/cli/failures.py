@@ -1,7 +1,7 @@
 """How a command fails: without the rights it needs, by a signal, or by an error.
 
-The operator reads one line, and a script the exit code. SIGTERM ends a command as Ctrl-C does, so
-that it can undo what it began.
+The operator reads one line, and a script the exit code. SIGTERM and a terminal that is closed end a
+command as Ctrl-C does, so that it can undo what it began.
 """
 
 import os
@@ -20,6 +20,8 @@ INTERNAL_ERROR_EXIT = 70
 INTERRUPTED_EXIT = 130
 #: 128 + SIGTERM.
 TERMINATED_EXIT = 143
+#: 128 + SIGHUP.
+HUNG_UP_EXIT = 129
 #: linux/capability.h.
 _CAP_SYS_ADMIN: Final = 21
 #: linux/proc_ns.h, PROC_USER_INIT_INO. Root of another user namespace is not root of the machine.
@@ -52,21 +54,39 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
+class TerminalClosed(KeyboardInterrupt):
+    """SIGHUP came."""
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def _hung_up(*_: object) -> NoReturn:
+    raise TerminalClosed
+
+
+_STOPS: Final = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: _terminated,
+    signal.SIGHUP: _hung_up,
+}
+
+
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, unless the signal was ignored when we were started."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _raise)
+def stops_raise() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, Terminated at SIGTERM, TerminalClosed at SIGHUP.
+
+    But not for a signal that was ignored when we started (nohup), or has a handler.
+    """
+    found = [number for number in _STOPS if signal.getsignal(number) is signal.SIG_DFL]
     try:
+        for number in found:
+            signal.signal(number, _STOPS[number])
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _raise(*_: object) -> NoReturn:
-    raise Terminated
+        for number in found:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def explain(error: BaseException) -> tuple[str, int]:
@@ -78,6 +98,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         return explain(error.exceptions[0])
     if isinstance(error, Terminated):
         return "terminated", TERMINATED_EXIT
+    if isinstance(error, TerminalClosed):
+        return "the terminal was closed", HUNG_UP_EXIT
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED_EXIT
     if isinstance(error, KvfsError):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from kvfs import __version__
-from kvfs.cli.failures import explain, sigterm_raises
+from kvfs.cli.failures import explain, stops_raise
 from kvfs.cli.parser import OneLineParser
 from kvfs.cli.standard_streams import flush_output, make_usable, say
 
@@ -114,7 +114,7 @@ def _dispatch(argv: list[str]) -> int:
     arguments.argv = argv  # kvfs mount runs this command line again
     if getattr(arguments, "foreground", False):  # SIGTERM is the normal end of a server
         return int(arguments.run(arguments))
-    with sigterm_raises():
+    with stops_raise():
         return int(arguments.run(arguments))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from kvfs.cli.failures import explain, sigterm_raises
+from kvfs.cli.failures import explain, stops_raise
 from kvfs.cli.mount_background import ReadyPipe
 from kvfs.cli.mount_checks import check_place, prepare_mountpoint
 from kvfs.cli.standard_streams import say
@@ -187,7 +187,7 @@ def _serve_or_format(
     # Outside of the handler, because later errors have nothing to do with the blank source.
     _log.info("%s is blank: making a pool in it", settings.source)
     note = new_image_note(settings.source, settings.capacity_bytes)
-    with sigterm_raises():
+    with stops_raise():
         format_source(
             settings.source,
             capacity_bytes=settings.capacity_bytes,

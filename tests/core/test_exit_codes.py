@@ -3,7 +3,12 @@
 import re
 from pathlib import Path
 
-from kvfs.cli.failures import INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT
+from kvfs.cli.failures import (
+    HUNG_UP_EXIT,
+    INTERNAL_ERROR_EXIT,
+    INTERRUPTED_EXIT,
+    TERMINATED_EXIT,
+)
 from kvfs.core import errors
 from kvfs.core.errors import CommandError
 
@@ -24,7 +29,8 @@ def kinds() -> list[type[CommandError]]:
 
 
 def test_every_exit_code_is_documented_once_and_in_order() -> None:
-    others = [0, CommandError.exit_code, INTERNAL_ERROR_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT]
+    others = [0, CommandError.exit_code, INTERNAL_ERROR_EXIT]
+    others += [HUNG_UP_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT]
     assert [code for code, _, _ in rows()] == sorted(others + [kind.exit_code for kind in kinds()])
 
 

@@ -37,9 +37,9 @@ _NEVER: Final = threading.Event()
 _NAMESPACES: Final = ("--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
 _GENERATOR: Final = Path("/lib/systemd/system-generators/systemd-fstab-generator")
 _CALLED: Final = {
-    "kvfs": "from kvfs.cli.main import main",
-    "mount.kvfs": "from kvfs.cli.mount_helper import mount_main as main",
-    "umount.kvfs": "from kvfs.cli.mount_helper import umount_main as main",
+    "kvfs": "from kvfs.cli.program import kvfs as main",
+    "mount.kvfs": "from kvfs.cli.program import mount_kvfs as main",
+    "umount.kvfs": "from kvfs.cli.program import umount_kvfs as main",
 }
 #: /etc/kvfs and an installed kvfs for the unit, everything that systemd writes in memory.
 _BOOT: Final = """\
