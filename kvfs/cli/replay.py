@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvfs.bench.replay.sides import Sides
     from kvfs.cli.parser import Subparsers
 
-_POLICIES: Final = Settings.__dataclass_fields__["eviction"].metadata["choices"]
+POLICIES: Final = Settings.__dataclass_fields__["eviction"].metadata["choices"]
 #: Smaller ones are sidecars to kvfs, which go last (docs/eviction.md).
 _BLOCK_MIN_BYTES: Final = 64 << 10
 #: A cache of fewer blocks holds no prompt of a usual trace.
@@ -168,8 +168,8 @@ def _model(args: argparse.Namespace) -> "Model":
 
 def _policies(text: str | None) -> list[str]:
     policies = _parts(text or str(Settings.__dataclass_fields__["eviction"].default))
-    if unknown := [each for each in policies if each not in _POLICIES]:
-        raise UsageError(f"--eviction: {unknown[0]!r} is none of {', '.join(_POLICIES)}")
+    if unknown := [each for each in policies if each not in POLICIES]:
+        raise UsageError(f"--eviction: {unknown[0]!r} is none of {', '.join(POLICIES)}")
     return policies
 
 

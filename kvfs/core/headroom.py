@@ -87,7 +87,11 @@ class Headroom:
 
     def target_bytes(self, now_s: float) -> int:
         """Return how much space should be free now."""
-        wanted_bytes = int(self.speed(now_s) * LAG_S)
+        return self.bytes_at(self.speed(now_s))
+
+    def bytes_at(self, speed: float) -> int:
+        """Return how much space should be free while writers take *speed* bytes a second."""
+        wanted_bytes = int(speed * LAG_S)
         return max(self._least_bytes, min(wanted_bytes, self.most_bytes))
 
     def _decay(self, now_s: float) -> None:

@@ -148,7 +148,7 @@ _LEAST_BYTES: Final = 8 << 20
 #: This many times the bound is the limit of all users together.
 _ALL_REFUSED: Final = 2
 #: The rows of one inode: its name, its child row and its record (docs/eviction.md).
-_ROWS_BYTES: Final = 550
+ROWS_BYTES: Final = 550
 #: What an attribute takes besides name and value: key, checksum and its place in the tree.
 _ATTRIBUTE_BYTES: Final = 64
 
@@ -156,7 +156,7 @@ _ATTRIBUTE_BYTES: Final = 64
 def unevictable_bytes(counters: Counters, rows_bytes: int) -> int:
     """Return about how many bytes of the device hold what is never evicted."""
     nodes = counters.directories + counters.symlinks + counters.others
-    own_rows_bytes = max(0, rows_bytes - counters.blocks * _ROWS_BYTES)
+    own_rows_bytes = max(0, rows_bytes - counters.blocks * ROWS_BYTES)
     return own_rows_bytes + nodes * XFS_INODE_BYTES + counters.symlinks * PAGE_BYTES
 
 
@@ -167,7 +167,7 @@ def bound_bytes(whole_bytes: int) -> int:
 
 def names_too_many(counters: Counters, capacity_bytes: int) -> int:
     """Return how many blocks must go so that the names of all blocks fit into the bound."""
-    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (_ROWS_BYTES + XFS_INODE_BYTES))
+    return max(0, counters.blocks - bound_bytes(capacity_bytes) // (ROWS_BYTES + XFS_INODE_BYTES))
 
 
 def attribute_bytes(name: bytes, value: bytes | None) -> int:
@@ -293,7 +293,7 @@ class NodeShares:
 
 def _node_bytes(record: InodeRecord) -> int:
     """Return about how many bytes a directory, symlink or special file takes; never changes."""
-    size_bytes = XFS_INODE_BYTES + _row_bytes(_ROWS_BYTES + len(record.target))
+    size_bytes = XFS_INODE_BYTES + _row_bytes(ROWS_BYTES + len(record.target))
     return size_bytes + PAGE_BYTES * stat.S_ISLNK(record.mode)
 
 

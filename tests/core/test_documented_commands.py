@@ -31,6 +31,7 @@ RUN: Final = {
     "kvfs warm ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs size ": "tests/core/test_size_command.py",
     "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
     "curl ": "tests/fuse/commands/test_documented_commands.py",
