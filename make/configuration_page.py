@@ -313,6 +313,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         ),
         "metrics_textfile": Words("file with the same", "for node_exporter's textfile collector"),
         "metrics_textfile_s": Words("how often it is written", "by how often it is scraped"),
+        "history_step_s": Words(
+            "how often the cache's counters are kept for `kvfs report`; 0: never",
+            "higher, for more than a day",
+        ),
         "events_socket_mode": Words(
             "mode of the socket with the events",
             "`0660`, so that a router in `control_group` can listen",

@@ -24,6 +24,7 @@ from kvfs.devices import Device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
+from mount.control.history import History
 from mount.control.metrics.exposition import Exposition
 from mount.control.metrics.scrapes import serve_scrapes, write_textfile
 from mount.control.socket import Verb, group_id, serve_control
@@ -243,13 +244,17 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.libfuse.flush_late)
                 commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)
-                verbs = self._verbs(commands.table() | syncing.table() | self._supervision.table())
+                history = History(self.settings.history_step_s, functools.partial(self._status, {}))
+                verbs = self._verbs(
+                    commands.table() | syncing.table() | history.table() | self._supervision.table()
+                )
                 await nursery.start(
                     serve_control, socket_path(self.settings.name), verbs, self._group
                 )
                 metrics = Exposition(functools.partial(self._status, {}))
                 nursery.start_soon(serve_scrapes, self.settings, metrics, self._group)
                 nursery.start_soon(write_textfile, self.settings, metrics)
+                nursery.start_soon(history.keep)
                 nursery.start_soon(
                     serve_events, self.settings, self.store.pool.figures.events, self._group
                 )

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             reports.append(examine(facts))
     if args.json:
-        shown = [_as_json(report) for report in reports]
+        shown = [as_json(report) for report in reports]
         print(json.dumps(shown[0] if args.mountpoint else shown, indent=2))
     else:
         for report in reports:
@@ -125,7 +125,8 @@ def _report_of_silent(answer: ServerAnswer) -> Report | None:
     return report
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
+    """Return *report* JSON-ready."""
     return {
         "mountpoint": report.mountpoint,
         "worst": report.worst.name.lower() if report.worst else None,

@@ -23,6 +23,7 @@ VERBS: Final = {
     "upgrade": "let a server of this version serve a mount, while it is in use",
     "umount": "unmount, and wait until the server has stopped",
     "status": "show mounts, usage and health",
+    "report": "write one HTML file about a mount, to look at and to send",
     "top": "show hit rates and throughput, live",
     "events": "print what is stored, missing and evicted, as it happens",
     "doctor": "check a mount and its machine for problems",

@@ -112,7 +112,7 @@ def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if blocks is None else f"{blocks:,}",
         _hit_rate(status.get("cache")),
         printable(str(status.get("data_path", "?"))),
-        _health(status),
+        health_of(status),
     )
 
 
@@ -120,7 +120,7 @@ def _hit_rate(cache: object) -> str:
     return shown_rate(cache.get("hit_rate") if isinstance(cache, Mapping) else None)
 
 
-def _health(status: Mapping[str, Any]) -> str:
+def health_of(status: Mapping[str, Any]) -> str:
     """Return the health of the mount in a word or two; ``kvfs status MOUNT`` has the details."""
     if status.get("device_lost"):
         return "device lost"

@@ -11,9 +11,9 @@ from kvfs.core import measured
 from kvfs.core.headroom import LEAD_S, Headroom
 from kvfs.core.index_room import ROWS_BYTES
 from kvfs.core.settings import Settings
+from kvfs.core.sizes import DAY_S
 from kvfs.core.types import round_up
 
-DAY_S: Final = 86_400
 #: Below it a pool evicts badly (docs/sizing.md, "Not too few blocks").
 BLOCKS_FEW: Final = 200
 #: The index evicts for names before its map is full (index_room.py).

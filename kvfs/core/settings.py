@@ -437,6 +437,13 @@ class Settings:
     metrics_textfile_s: float = setting(
         15.0, "interval of that file: as often as scrapers usually ask", unit="s", low=1, high=3600
     )
+    history_step_s: float = setting(
+        300.0,
+        "289 samples are kept for `kvfs report`: with this step a day",
+        unit="s",
+        low=0,
+        high=86_400,
+    )
     events_socket_mode: int = setting(
         0o600,
         "for root and the server's own user: events hold names of blocks, which tell what is asked",

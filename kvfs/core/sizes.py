@@ -10,10 +10,11 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 TIB: Final = 1 << 40
+DAY_S: Final = 86_400
 
 _UNITS: Final = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB, "P": 1 << 50}
 _SIZE: Final = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,6}))?\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE)
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 604_800}
 _AGE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])")
 
 

@@ -24,6 +24,7 @@ RUN: Final = {
     "kvfs status ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs top ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs doctor ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs report ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs export ": "tests/fuse/commands/test_export.py",
     "exportfs ": "tests/fuse/commands/test_export.py",
     "kvfs evict ": "tests/fuse/commands/test_documented_commands.py",

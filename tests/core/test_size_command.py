@@ -11,9 +11,9 @@ from kvfs.cli.main import main
 from kvfs.core import measured
 from kvfs.core.errors import TraceUnreadable, UsageError
 from kvfs.core.headroom import Headroom
-from kvfs.core.load_needs import BLOCKS_FEW, DAY_S
+from kvfs.core.load_needs import BLOCKS_FEW
 from kvfs.core.measured import Measured
-from kvfs.core.sizes import GIB, MIB
+from kvfs.core.sizes import DAY_S, GIB, MIB
 from tests.support.mounts.mounting import ROOT
 from tests.support.rules.documented import of
 

@@ -41,6 +41,7 @@ class Shell:
             "/var/lib/kvfs": f"{place}/pool",
             "/data/kv.img": f"{place}/kv.img",
             "/mnt/xfs": f"{place}/xfs",
+            "report.html": f"{place}/report.html",
             "/kv": str(self.kv),
         }
 
@@ -126,8 +127,10 @@ def test_evicting_by_hand(shell: Shell) -> None:
 
 def test_the_cache_is_watched(shell: Shell) -> None:
     run_kvfs("mount", str(shell.kv.parent / "pool"), str(shell.kv), "--capacity=256M")
-    (command,) = of("docs/status.md", "kvfs ")
-    assert '"hit_rate"' in shell.run(command)
+    rates, report = of("docs/status.md", "kvfs ")
+    assert '"hit_rate"' in shell.run(rates)
+    shell.run(report)
+    assert (shell.kv.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize("page", ["docs/sizing.md", "docs/troubleshooting.md"])
