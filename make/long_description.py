@@ -11,6 +11,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: A link without a scheme: to a file beside README.md, or to a place in it.
 _RELATIVE: Final = re.compile(r"\[([^]]+)\]\((?![a-z]+:)([^)]+)\)")
+#: Only a repository shows it.
+_PICTURE: Final = re.compile(r"<picture>.*?</picture>\n\n", re.DOTALL)
 _WHERE: Final = (
     "Files that are named here, such as docs/install.md, are in the source package, and after an "
     "installation in `share/doc/kvfs` below its prefix."
@@ -18,9 +20,9 @@ _WHERE: Final = (
 
 
 def long_description() -> str:
-    """Return README.md without relative links."""
+    """Return README.md without relative links and pictures."""
     title, _, rest = (ROOT / "README.md").read_text().partition("\n")
-    return f"{title}\n\n{_WHERE}\n{_RELATIVE.sub(_as_path, rest)}"
+    return f"{title}\n\n{_WHERE}\n{_RELATIVE.sub(_as_path, _PICTURE.sub('', rest))}"
 
 
 def _as_path(link: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ DOCS: Final = ROOT / "docs"
 FOLDERS: Final = (DOCS, DOCS / "dev")
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("**/*.md")))
 _ROW: Final = re.compile(r"^\| \[([a-z-]+\.md)\]\(\1\) \| (.+) \|$", re.MULTILINE)
-_LINK: Final = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_LINK: Final = re.compile(r"(?:\]\(|srcset=\"|src=\")([^)#:\"]+)(?:#[^)]*)?[)\"]")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -34,10 +34,18 @@ FIGURES: Final = {
     "| 36 us |": "| CPU, warm open + close | 35.9 us |",
     "| 9.1 ms a GB |": "| CPU, load of 32 MiB blocks | 9.1 ms/GB |",
     "| 0.72 to 1.12 |": "| load-4m-2t-direct | 8.39 GB/s | 8.92 GB/s | 1.12 |",
-    " 0.72 to 1.12": "| store-4m-2t-direct | 7.34 GB/s | 5.12 GB/s | 0.72 |",
-    "0.92 to 1.10 of XFS": "| load-32m-2t-direct | 7.75 GB/s | 8.38 GB/s | 1.10 |",
+    ": 0.72 to 1.12 of XFS": "| store-4m-2t-direct | 7.34 GB/s | 5.12 GB/s | 0.72 |",
     "| 0.62 / 0.15 |": "| store-4m-2t-buffered | 23.8 GB/s | 3.52 GB/s | 0.15 |",
-    " 0.62 (32 MiB)": "| store-32m-2t-buffered | 26.5 GB/s | 16.8 GB/s | 0.62 |",
+    "of 32 MiB / 4 MiB | 0.62": "| store-32m-2t-buffered | 26.5 GB/s | 16.8 GB/s | 0.62 |",
+    "3.5 GB/s in blocks of 4 MiB": "| store-4m-2t-buffered | 23.8 GB/s | 3.52 GB/s |",
+    "16.8 GB/s in blocks of 32 MiB": "| store-32m-2t-buffered | 26.5 GB/s | 16.8 GB/s |",
+    "| 10 % | XFS, cleaned every 1 s | 24.2 % | 0 |": "14.7 GB | 10 / 27 s | 0 |",
+    "| 5 % | XFS, cleaned every 1 s | 16.6 % | 0 |": "16.2 GB | 11 / 26 s | 0 |",
+    "seven times as fast": "XFS stores seven times as fast",
+    "| 10 % | kvfs | 27.6 % | 0 |": "| 10 % | kvfs, lru | 27.6 % |",
+    "| 5 % | kvfs | 19.2 % | 0 |": "| 5 % | kvfs, lru | 19.2 % |",
+    "| 10 % | XFS, cleaned every 60 s | 24.5 % | 7,575 |": "14.1 GB | 7 / 27 s | 7,575 |",
+    "| 5 % | XFS, cleaned every 60 s | 17.4 % | 119,593 |": "8.0 GB | 4 / 17 s | 119,593 |",
     "let 7 stores fail": "| XFS, with a cleaner | 16.37 GB/s | 3659 us | 16799 us | 7 |",
     "0.71 of the rate": "over XFS with a cleaner: rate 0.71",
     "at 0.49 with blocks": "over XFS with a cleaner: rate 0.49",
@@ -52,6 +60,23 @@ def test_figures_of_the_readme_are_those_of_the_pages(said: str, measured: str) 
     assert said in (ROOT / "README.md").read_text()
     pages = (DOCS / name for name in ("performance.md", "eviction.md"))
     assert any(measured in page.read_text() for page in pages)
+
+
+def test_the_buffered_stores_are_told_once_with_when_they_matter() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("0.15") == 1
+    _, _, after = text.partition("0.15")
+    assert "*When it matters:*" in after
+    assert "*When it does not:*" in after
+
+
+def test_cells_of_the_readme_are_short() -> None:
+    """A telephone and a terminal show them; what a link leads to is not seen."""
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    cells = [re.sub(r"\]\([^)]*\)", "]", cell) for row in rows for cell in row.split(" | ")]
+    assert len(cells) > 50
+    assert [cell for cell in cells if len(cell) > 90] == []
 
 
 @pytest.mark.parametrize(
