@@ -28,7 +28,7 @@ from kvfs.client.servers import answers_and_dead, complaint, status_of
 from kvfs.core.errors import NotMounted, NotRoot, UsageError
 from kvfs.core.mount_name import events_path, name_of
 from kvfs.core.shown_names import printable
-from kvfs.core.sizes import format_size, shown_rate
+from kvfs.core.sizes import format_size, short_count, short_size, shown_rate
 from kvfs.machine.mount_table import resolve_mountpoint
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ _COLUMNS: Final = ("hit rate", "hits/s", "misses/s", "loaded/s", "stored/s", "so
 #: ``1023.99 MiB`` and a space.
 _COLUMN_WIDTH: Final = 12
 _NAME_COLUMNS: Final = 14
+#: From here on all figures fit, in few characters.
+_SHORT_COLUMNS: Final = 80
 #: Lines about the stream itself, not about a block (docs/events.md).
 _OF_THE_STREAM = frozenset({"hello", "quiet"})
 
@@ -164,15 +166,17 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the table of one mount: its *status*, and the rates *found* since the last look.
 
-    At most *lines_max* directories, the busiest first. It leaves out what *width* has no room
-    for, because a figure over two lines cannot be read.
+    At most *lines_max* directories, the busiest first. Below _SHORT_COLUMNS it leaves out what
+    *width* has no room for, because a figure over two lines cannot be read.
     """
-    figures = _COLUMNS[: max(1, (width - _NAME_COLUMNS) // _COLUMN_WIDTH)]
+    shorts = width < _NAME_COLUMNS + _COLUMN_WIDTH * len(_COLUMNS)
+    fitting = max(1, (width - _NAME_COLUMNS) // _COLUMN_WIDTH)
+    figures = _COLUMNS if width >= _SHORT_COLUMNS else _COLUMNS[:fitting]
     cache = status["cache"]
-    rows = [("(all)", *_cells(found["total"], cache["hit_rate"]))]
+    rows = [("(all)", *_cells(found["total"], cache["hit_rate"], shorts=shorts))]
     for name, each in busiest(found["directories"], lines_max):
         so_far = cache["directories"].get(name, {}).get("hit_rate")
-        rows.append((printable(name), *_cells(each, so_far)))
+        rows.append((printable(name), *_cells(each, so_far, shorts=shorts)))
     columns = (
         Column("directory", folds=True, least=_NAME_COLUMNS),
         *(Column(name, right=True) for name in figures),
@@ -197,12 +201,14 @@ def _heading(status: Mapping[str, Any]) -> str:
     return f"{printable(str(status['mountpoint']))}   {', '.join(parts)}"
 
 
-def _cells(found: Rates, so_far: float | None) -> list[str]:
+def _cells(found: Rates, so_far: float | None, *, shorts: bool) -> list[str]:
+    size = short_size if shorts else format_size
     loaded, stored, evicted = (
-        format_size(int(found[f"{kind}_bytes"] or 0)) for kind in ("loaded", "stored", "evicted")
+        size(int(found[f"{kind}_bytes"] or 0)) for kind in ("loaded", "stored", "evicted")
     )
-    counts = [f"{found[kind] or 0:,.0f}" for kind in ("hits", "misses")]
-    return [shown_rate(found["hit_rate"]), *counts, loaded, stored, shown_rate(so_far), evicted]
+    counts = [found[kind] or 0 for kind in ("hits", "misses")]
+    shown = [short_count(each) if shorts else f"{each:,.0f}" for each in counts]
+    return [shown_rate(found["hit_rate"]), *shown, loaded, stored, shown_rate(so_far), evicted]
 
 
 def configure_events(subparsers: "Subparsers") -> None:

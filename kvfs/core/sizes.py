@@ -47,6 +47,22 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def short_size(size_bytes: float) -> str:
+    """Return *size_bytes* in at most seven characters, for a column of a narrow terminal."""
+    for suffix in ("P", "T", "G", "M", "K"):
+        if size_bytes >= _UNITS[suffix]:
+            number = size_bytes / _UNITS[suffix]
+            return f"{number:.{1 if number < 100 else 0}f} {suffix}"
+    return f"{size_bytes:.0f} B"
+
+
+def short_count(count: float) -> str:
+    """Return *count* in at most seven characters, if it is below 10^12."""
+    if count < 1e5:
+        return f"{count:,.0f}"
+    return f"{count / 1e3:,.0f} k" if count < 1e7 else f"{count / 1e6:,.0f} M"
+
+
 def parse_age(text: str) -> float:
     """Return the seconds of an age such as ``7d``. Raises ValueError if *text* is not an age."""
     match = _AGE.fullmatch(text)

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,39 @@ def test_status_shows_its_values(
     shown = capsys.readouterr().out
     assert "/dev/nvme0n1" in shown
     assert "1 TiB" in shown
+
+
+@pytest.mark.parametrize("columns", [80, 97, 98, 120])
+def test_top_hides_nothing_from_80_columns_on(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the figures are."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    looks = iter(range(2))
+    names = ("loaded_bytes", "stored_bytes", "evicted_bytes")
+
+    def status_now(_: str) -> dict[str, Any]:
+        look = next(looks)
+        counts = {"hits": 99_999 * look, "misses": 12_345 * look, "hit_rate": 1.0}
+        counts |= dict.fromkeys(names, look * (99 << 30))
+        directories = {"lmcache-of-a-long-name": counts}
+        cache = {"hit_rate": 1.0, "uptime_s": 100.0 + look, "directories": directories}
+        return {
+            "mountpoint": "/kv",
+            "used_bytes": 1,
+            "capacity_bytes": 2,
+            "blocks": 3,
+            "cache": cache,
+        }
+
+    monkeypatch.setattr("kvfs.cli.top.status_of", status_now)
+    assert main(["top", "/kv", "--once", "--interval", "0.1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for name in ("hit rate", "hits/s", "misses/s", "loaded/s", "stored/s", "so far", "evicted/s"):
+        assert name in shown[1]
+    assert max(map(len, shown)) <= columns
 
 
 def test_doctor_shows_what_will_hurt(

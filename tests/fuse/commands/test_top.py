@@ -65,7 +65,7 @@ def test_all_mounts_are_shown_without_one_named(
     assert line.split()[1:3] == ["100.0", "%"]
 
 
-@pytest.mark.parametrize("columns", [120, 60])
+@pytest.mark.parametrize("columns", [120, 80, 60])
 def test_it_is_drawn_live_on_a_terminal(
     mount: Mounted, kv: Path, busy: CacheClient, columns: int
 ) -> None:
@@ -79,7 +79,8 @@ def test_it_is_drawn_live_on_a_terminal(
     )
     os.close(terminal)
     try:
-        drawn = _read_until(server_side, lambda text: text.count(kv.name.encode()) >= 2)
+        # A name may be broken over two lines.
+        drawn = _read_until(server_side, lambda text: text.count(kv.name[:10].encode()) >= 2)
         process.send_signal(signal.SIGINT)
         _drain(server_side)
         assert process.wait(WAIT_S) == 0
@@ -90,7 +91,7 @@ def test_it_is_drawn_live_on_a_terminal(
     shown = _CONTROL.sub(b"", drawn).decode()
     assert "hits/s" in shown
     assert "(all)" in shown
-    assert ("evicted/s" in shown) == (columns == 120)
+    assert ("evicted/s" in shown) == (columns >= 80)
     assert b"\x1b[?1049h" in drawn, "the screen is its own, and what stood there comes back"
 
 
