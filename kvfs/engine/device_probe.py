@@ -26,6 +26,10 @@ _SYNC_EVERY: Final = 5
 #: A device that takes longer for one block is slow: a drive answers in milliseconds, a busy disk in
 #: tenths of a second.
 _SLOW_S: Final = 1.0
+#: While requests wait, a device that has not answered for so many times as long as the last time,
+#: but at least for this long, is suspect.
+_SUSPECT_TIMES: Final = 8
+_SUSPECT_S: Final = 0.7
 #: At most so much of the time between two looks counts. If more has passed, this process was held
 #: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
 _LOOK_MAX_S: Final = 1.0
@@ -104,6 +108,20 @@ class DeviceProbe:
             self._syscalls.preadv(self._fd, [buffer], 0)
         if syncs:
             self._syscalls.fdatasync(self._fd)
+
+    def hurry(self) -> None:
+        """Begin the next probe at the next tick, because requests wait for the device."""
+        self._next_s = 0.0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the device may be silent: stores should not wait for it any more.
+
+        A busy device that answers late each time is not suspect for that.
+        """
+        waited_s = self._waited_at(self._monotonic_s())
+        usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self._took_s)
+        return waited_s >= min(usual_s, self._silent_s)
 
     @property
     def is_waiting(self) -> bool:

@@ -143,3 +143,109 @@ def test_an_error_is_an_answer(probed: Probed) -> None:
     probed.calls.error_no = errno.EIO
     assert probed.ask() == "serving"
     assert probed.calls.reads == 1
+
+
+# ---- while requests wait ----
+
+
+def test_in_a_hurry_it_asks_at_the_next_tick(probed: Probed) -> None:
+    probed.ask()
+    probed.tick(0.5)
+    assert not probed.probe.is_waiting, "it would pause"
+    probed.probe.hurry()
+    assert not probed.probe.is_waiting, "not before the tick"
+    probed.tick()
+    probed.take_answer()
+    assert probed.calls.reads == 2
+    probed.tick(0.5)
+    assert not probed.probe.is_waiting, "once"
+
+
+def test_in_a_hurry_it_does_not_ask_twice_at_once(probed: Probed) -> None:
+    probed.calls.answers.clear()
+    probed.tick()
+    probed.probe.hurry()
+    probed.tick(1.0)
+    probed.calls.answers.set()
+    probed.take_answer()
+    assert probed.calls.reads == 1
+    probed.tick(1.0)
+    assert not probed.probe.is_waiting, "the pause after an answer"
+
+
+def test_a_device_that_is_not_asked_is_not_suspect(probed: Probed) -> None:
+    assert not probed.probe.is_suspect
+    probed.ask()
+    probed.now_s += 60.0
+    assert not probed.probe.is_suspect
+
+
+def test_a_device_is_suspect_long_before_it_is_silent(probed: Probed) -> None:
+    probed.calls.answers.clear()
+    probed.tick()
+    probed.tick(0.625)
+    assert not probed.probe.is_suspect
+    assert probed.tick(0.125) == "serving"
+    assert probed.probe.is_suspect
+    probed.calls.answers.set()
+    probed.take_answer()
+    assert not probed.probe.is_suspect
+
+
+def test_it_becomes_suspect_without_a_tick(probed: Probed) -> None:
+    """Who waits looks more often than the ticks come."""
+    probed.calls.answers.clear()
+    probed.tick()
+    probed.now_s += 0.75
+    assert probed.probe.is_suspect
+
+
+def test_a_server_that_was_stopped_itself_suspects_the_device_for_a_second_at_most(
+    probed: Probed,
+) -> None:
+    """A device that is usually as late as that is not suspect then."""
+    take_s(probed, 0.25)
+    probed.calls.answers.clear()
+    probed.stop(2.5)
+    probed.stop(60.0)
+    assert not probed.probe.is_suspect
+
+
+def take_s(probed: Probed, took_s: float) -> None:
+    """Let the next probe take so long."""
+    probed.calls.answers.clear()
+    probed.stop(2.5)
+    probed.tick(took_s)
+    probed.calls.answers.set()
+    probed.take_answer()
+
+
+@pytest.mark.usefixtures("caplog")
+@pytest.mark.parametrize(
+    ("usual_s", "suspect_s"),
+    [
+        (0.0625, 0.75),  # at least so long, but for the quarters of a second of this test
+        (0.25, 2.0),
+        (0.5, 4.0),
+        (2.0, SILENT_S),  # a silent device is suspect, however long it took before
+    ],
+)
+def test_a_device_that_usually_answers_late_is_suspect_later(
+    probed: Probed, usual_s: float, suspect_s: float
+) -> None:
+    take_s(probed, usual_s)
+    probed.calls.answers.clear()
+    probed.stop(2.5)
+    probed.tick(suspect_s - 0.25)
+    assert not probed.probe.is_suspect
+    probed.tick(0.25)
+    assert probed.probe.is_suspect
+
+
+def test_only_the_last_answer_says_what_is_usual(probed: Probed) -> None:
+    take_s(probed, 0.5)
+    probed.ask()
+    probed.calls.answers.clear()
+    probed.stop(2.5)
+    probed.tick(0.75)
+    assert probed.probe.is_suspect
