@@ -300,6 +300,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "a device that does not answer for so long is called silent",
             "longer, if the device is remote and may be away for a while",
         ),
+        "device_deadline_s": Words(
+            "an open, or a read on the daemon path, that waits so long for the device fails (EIO)",
+            "shorter, if the program that loads has no timeout of its own",
+        ),
     },
     "What it tells": {
         "log_file": Words("a file for the log", "if there is neither journal nor syslog"),

@@ -232,7 +232,12 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse.mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                late = Late(nursery, self.channel.reply_late, self.channel.owed.stand_aside)
+                late = Late(
+                    nursery,
+                    self.channel.reply_late,
+                    self.channel.owed.stand_aside,
+                    self.files.asks.at_hand,
+                )
                 exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
@@ -266,6 +271,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         finally:
             if self._ends or not self._left:
                 self._own.cut_off()
+            self.store.end_serving()
             self.port.invalidations.stop()
             pyfuse3.close(unmount=False)
             self.channel.libfuse.close()
@@ -275,6 +281,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if isinstance(self.port.path, DaemonPath):
             read_ahead_far(self.settings.mountpoint)
         # Only now: no backing id is given out before INIT has agreed on passthrough.
+        self.store.begin_serving(trio.lowlevel.current_trio_token())
         nursery.start_soon(self._run_due)
         if self.port.resends and not self._of.takes_over:
             succession.leave(self._held, self._of, self._device, self.port.fuse_fd)

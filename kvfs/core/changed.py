@@ -70,6 +70,8 @@ class Why(IntEnum):
     FOUND = 14
     #: Its last writer closed it, and then it was renamed: both in one change.
     STORED = 15
+    #: Its unused reserve was freed, and it holds another number of bytes than was foreseen.
+    TRIMMED = 16
 
 
 class Changed(NamedTuple):

@@ -14,6 +14,10 @@ _IDLE_WAITS_SHARE: Final = 0.1
 _LATE_SHARE: Final = 0.75
 #: One flush serves all blocks that came due in this share of the window.
 _FLUSH_SHARE: Final = 0.05
+#: Stands in a goal that is not set: no ticket and no flush gets this high.
+_NOT_SET: Final = 1 << 62
+#: Identities that wait for attributes are queued when these are written: hence twice.
+_ROUNDS: Final = 2
 
 
 class Pace:
@@ -52,3 +56,23 @@ class Pace:
     def is_late(self, waited_s: float) -> bool:
         """Whether a block waited longer than the window."""
         return bool(self.within_s) and waited_s > self.within_s
+
+
+class DurableGoal:
+    """A moment up to which everything is to be durable. It is set once the list is complete."""
+
+    __slots__ = ("attributes", "flush", "gaps", "losses", "rounds", "ticket", "upto")
+
+    def __init__(self, gaps: int, losses: int) -> None:
+        """*gaps* in the list must be closed first. *losses* are the failures so far: if there are
+        more at the end, not all is durable.
+        """
+        self.gaps, self.losses = gaps, losses
+        self.ticket = self.flush = self.attributes = _NOT_SET
+        #: How often what is queued has still to be written, and up to which piece of work; or -1.
+        self.rounds, self.upto = _ROUNDS, -1
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is known what must be durable."""
+        return self.flush != _NOT_SET

@@ -5,6 +5,7 @@ code of a ``CommandError``.
 """
 
 import errno
+from collections.abc import Callable
 from typing import ClassVar, Final
 
 #: What a full device answers, whatever the pool's capacity is.
@@ -21,6 +22,36 @@ class NotFound(KvfsError):
 
 class Exists(KvfsError):
     """The name is taken."""
+
+
+class NotAtHand(Exception):
+    """The request lacks something of the device, for which the loop's thread must not wait.
+
+    It is raised before anything is changed. Who answers the request has it brought, and asks again.
+    ``begin`` is called on the loop and returns the work, which may wait for the device. The work
+    runs in a thread and returns what follows on the loop; that may raise what the request gets.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        begin: Callable[[], Callable[[], Callable[[], None]]],
+        *,
+        in_order: bool = False,
+        stores: bool = False,
+    ) -> None:
+        """*in_order*: the work follows all that the device's thread was given before.
+
+        *stores*: it is needed to store bytes, and not to load them.
+        """
+        super().__init__(what)
+        self.begin: Final = begin
+        self.in_order: Final = in_order
+        self.stores: Final = stores
+
+
+class DeviceSilent(KvfsError):
+    """The device does not answer, and the request cannot wait longer (EIO)."""
 
 
 class NotADirectory(KvfsError):

@@ -258,6 +258,9 @@ class Settings:
     device_silent_s: float = setting(
         5.0, "drives answer in milliseconds, busy disks within seconds", unit="s", low=1, high=600
     )
+    device_deadline_s: float = setting(
+        30.0, "a load may wait for a drive that is reset meanwhile", unit="s", low=1, high=3600
+    )
 
     # ---- the index, and what attributes may take of it ----
 

@@ -80,7 +80,7 @@ class Attributes:
             if measured(pool.syscalls, opened, record) is not record:
                 # A time other than the extent's shows that it was written, even after a crash.
                 changed = changed._replace(mtime_ns=changed.mtime_ns ^ 1)
-            self._tell_extent(opened.fd, change)
+            self._tell_extent(opened, change)
         if opened is not None and opened.gone is not None:
             opened.lose_name(changed)
             pool.open.notes.changed(opened)
@@ -113,14 +113,14 @@ class Attributes:
             ctime_ns=now_ns,
         )
 
-    def _tell_extent(self, fd: int, change: NewAttributes) -> None:
+    def _tell_extent(self, opened: OpenInode, change: NewAttributes) -> None:
         """Set the times on the extent, too: while there is a writer, they are the valid ones."""
         if change.atime_ns is None and change.mtime_ns is None:
             return
-        status = self._pool.syscalls.fstat(fd)
+        status = self._pool.syscalls.fstat(opened.fd)
         atime_ns = status.st_atime_ns if change.atime_ns is None else change.atime_ns
         mtime_ns = status.st_mtime_ns if change.mtime_ns is None else change.mtime_ns
-        self._pool.syscalls.utime(fd, ns=(atime_ns, mtime_ns))
+        self._blocks.publishing.set_times(opened, (atime_ns, mtime_ns))
 
     def own_root(self, uid: int | None, gid: int | None, mode: int | None) -> None:
         """Set owner and mode of the root directory as the mount's options say.

@@ -25,7 +25,7 @@ from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import show_drafts_anew
-from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
 
@@ -73,7 +73,7 @@ class OwnAttributes:
         identity = None
         if stat.S_ISREG(record.mode) and ino not in self._pool.durable.not_durable:
             with contextlib.suppress(Damaged):
-                identity = self._pool.extents.identity(ino)
+                identity = self._pool.at_hand.identity(ino)
         if identity is None or not identity.flags & HAS_CRC or not carries_identity(record):
             raise NoSuchAttribute
         return b"%08x" % identity.content_crc

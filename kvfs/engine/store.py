@@ -19,7 +19,7 @@ from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
 from kvfs.engine.device_watch import DeviceWatch, DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
-from kvfs.engine.eviction.by_names_and_age import Expiry, NameEviction
+from kvfs.engine.eviction.by_names_and_age import Expiry, IndexGrowth, NameEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
@@ -44,6 +44,7 @@ from kvfs.pool.open.measure import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
+from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
@@ -106,8 +107,7 @@ class Store:
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
-        #: Whether the device had no space for the index to grow, so that blocks must be evicted.
-        self._index_starves = False
+        self._index_growth = IndexGrowth(self.pool, self.allocator)
         self._chores = self._list_chores()
         #: Whether a sweep is due and has not begun.
         self._sweep_due = recovered.sweep_due
@@ -132,6 +132,7 @@ class Store:
         return (
             pool.departures.removed.run_due,
             lambda _: pool.space.unlink_queue.settle(),
+            lambda _: pool.at_hand.run_due(),
             self.watch.run_due,
             lambda _: pool.space.device_room.measure(),
             self.reclaim.run_due,
@@ -262,6 +263,16 @@ class Store:
         """Return the pool's size and what is free. The totals do not change while mounted."""
         return statfs_totals(self.pool)
 
+    def begin_serving(self, loop: Loop) -> None:
+        """From now on *loop* serves requests: it waits for the device in threads only."""
+        self.pool.extents.open_directories()
+        self.pool.background.begin_serving(loop)
+
+    def end_serving(self) -> None:
+        """Wait for what threads do on the device. From now on that is done at once."""
+        self.pool.background.end_serving()
+        self.pool.at_hand.let_go()
+
     @property
     def growing(self) -> bool:
         """Whether a file is open for writing; the tick then runs more often."""
@@ -285,19 +296,7 @@ class Store:
         pool.background.work(_TURN_S)
         if pool.numbers.refill_due:
             pool.background.submit_long(pool.numbers.refill)
-        if pool.index.preallocation_due():
-            pool.background.submit_long(self._grow_index)
-        if self._index_starves:
-            self._index_starves = False
-            self.allocator.make_index_room()
-
-    def _grow_index(self) -> None:
-        """Preallocate space for the index, in a thread."""
-        try:
-            self.pool.index.preallocate()
-        except NoSpace as error:
-            _log.info("%s; evicting blocks for it", error)
-            self._index_starves = not self.pool.index.room.is_bound
+        self._index_growth.run_due()
 
     def _save_heat(self, now_s: float) -> None:
         if self.pool.rules.heat.save_due(now_s):

@@ -9,11 +9,13 @@ system, without asking; what they took is counted here afterwards (``DraftGrowth
 
 import contextlib
 import enum
+import functools
 import logging
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from kvfs.core.errors import NoSpace
+from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.eviction_policy import EVICTABLE
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes, outgrowing_bytes, reserve_bytes
 from kvfs.core.index_room import unevictable_bytes
@@ -134,6 +136,8 @@ class DraftGrowth:
             return 0  # each of its writes asks for space and is counted
         if opened.overrun:
             self.empty(opened)
+            if pool.background.device.is_serving:
+                return 0  # it is measured when it is empty
         try:
             allocated_bytes = pool.extents.allocated_bytes(opened.fd)
         except OSError as error:
@@ -149,13 +153,28 @@ class DraftGrowth:
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
     def empty(self, opened: OpenInode) -> None:
-        """Free all bytes of *opened*, because it outgrew the pool."""
+        """Free all bytes of *opened*, because it outgrew the pool.
+
+        They count as free at once, so that no more drafts are stopped than need be.
+        """
+        held_bytes = opened.allocated_bytes
+        self._pool.note_allocated(opened, 0)
+        self._pool.background.device.submit(
+            functools.partial(self._try_empty, opened, opened.fd, held_bytes),
+            functools.partial(self._emptied, opened),
+        )
+
+    def _try_empty(self, opened: OpenInode, fd: int, held_bytes: int) -> int:
+        """Return what is left behind *fd*; in the device's thread."""
         try:
-            left_bytes = self._pool.extents.empty(opened.fd)
+            return self._pool.extents.empty(fd)
         except OSError as error:
             _log.warning("inode %#x keeps its bytes: %s", opened.ino, error)
-            return
-        self._pool.note_allocated(opened, left_bytes)
+            return held_bytes
+
+    def _emptied(self, opened: OpenInode, left_bytes: int) -> None:
+        if self._pool.open.inodes.get(opened.ino) is opened:
+            self._pool.note_allocated(opened, left_bytes)
 
 
 class Allocator:
@@ -176,7 +195,8 @@ class Allocator:
 
         Space that is only held in reserve is given up first. Then blocks are evicted, never more
         than is missing, and none if that cannot be enough. Raises NoSpace if there is no space now;
-        ``Reclaim.hopeful`` and ``Reach`` tell whether there may be some in a moment.
+        ``Reclaim.hopeful`` and ``Reach`` tell whether there may be some in a moment. Raises
+        NotAtHand if the device is freeing some.
         """
         space = self._space
         if size_bytes > space.unclaimed_bytes:
@@ -184,13 +204,18 @@ class Allocator:
             self._pool.space.unlink_queue.hurry(size_bytes)
             fits = self.reach.fit(size_bytes) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes)
+            if space.coming_bytes and size_bytes > space.unclaimed_bytes:
+                raise NotAtHand("space", _wait_in_order, in_order=True, stores=True)
         space.require(size_bytes)
         self._headroom.count(size_bytes, self._monotonic_s())
 
     def _make_room(self, size_bytes: int) -> None:
-        """Free space until *size_bytes* (may be negative) are unclaimed, as far as possible."""
+        """Free space until *size_bytes* (may be negative) are unclaimed, as far as possible.
+
+        What the device's thread is freeing counts as free.
+        """
         space = self._space
-        if size_bytes <= space.unclaimed_bytes:
+        if size_bytes <= space.unclaimed_bytes + space.coming_bytes:
             return
         self._pool.space.unlink_queue.hurry(size_bytes)
         recently_removed = self._pool.departures.removed.give_way
@@ -201,11 +226,11 @@ class Allocator:
             self.room.forget_nameless,
             recently_removed,
         ):
-            if size_bytes <= space.unclaimed_bytes:
+            if size_bytes <= space.unclaimed_bytes + space.coming_bytes:
                 return
             give_way()
             self._pool.space.unlink_queue.hurry(size_bytes)
-        short_bytes = size_bytes - space.unclaimed_bytes
+        short_bytes = size_bytes - space.unclaimed_bytes - space.coming_bytes
         if short_bytes > 0 and self.room.evict(short_bytes):
             self._pool.space.unlink_queue.hurry(size_bytes)
 
@@ -215,24 +240,27 @@ class Allocator:
         However long the file is, no more is evicted than is kept free ahead of writers anyway.
         """
         if size_bytes > 0:
-            with contextlib.suppress(NoSpace):
+            with contextlib.suppress(NoSpace, NotAtHand):
                 self.require_space(min(size_bytes, self._headroom.most_bytes))
 
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
 
-        Raises NoSpace if it cannot be made or, unless *roomless*, no byte is free; OSError.
+        Raises NoSpace if it cannot be made or, unless *roomless*, no byte is free; NotAtHand,
+        OSError.
         """
         now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
         self.growth.look_at_runners()
+        has_extent = wanted_bytes > 0 and self._pool.open.ready.has(wanted_bytes)
         try:
-            self.require_space(1)
+            if not has_extent:  # which has its space already
+                self.require_space(1)
         except NoSpace:
             if not roomless:
                 raise
             wanted_bytes = 0
-        if wanted_bytes and not self._pool.open.ready.has(wanted_bytes):
+        if wanted_bytes and not has_extent:
             # A guess must not take the space that other writers need.
             if wanted_bytes > max(self._space.free_bytes // 2, self._pool.evictable_bytes):
                 wanted_bytes = 0
@@ -251,7 +279,7 @@ class Allocator:
     def find_device_room(self, size_bytes: int) -> None:
         """Make space for *size_bytes* on a full device, even if the pool is below its capacity.
 
-        Raises NoSpace, OSError.
+        Raises NoSpace, NotAtHand, OSError.
         """
         self._pool.space.device_room.refused()
         self.require_space(size_bytes)
@@ -328,8 +356,13 @@ class Allocator:
 
     def make_index_room(self) -> None:
         """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""
-        with contextlib.suppress(NoSpace):
+        with contextlib.suppress(NoSpace, NotAtHand):
             self.find_device_room(_INDEX_STEP_BYTES)
+
+
+def _wait_in_order() -> Callable[[], Callable[[], None]]:
+    """Return work that does nothing, but comes after all that the device's thread has to do."""
+    return lambda: lambda: None
 
 
 # ---- limits on new names ----

@@ -19,8 +19,8 @@ from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.space.space import Space
+from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
-from kvfs.storage.syscalls import Syscalls
 
 #: A LOOKUP and its OPEN are microseconds apart, or perhaps 100 ms if CPU is short.
 REMOVED_KEPT_S: Final = 1.0
@@ -107,7 +107,7 @@ class Departures:
         unfinished: set[InodeNo],
         identities: Identities,
         kernel: Kernel,
-        syscalls: Syscalls,
+        at_hand: ExtentsAtHand,
         clock_ns: Callable[[], int],
         monotonic_s: Callable[[], float],
     ) -> None:
@@ -119,7 +119,7 @@ class Departures:
         self._unfinished = unfinished
         self._identities = identities
         self._kernel = kernel
-        self._syscalls = syscalls
+        self._at_hand = at_hand
         self._clock_ns = clock_ns
         self._monotonic_s = monotonic_s
         self.removed: Final = RecentlyRemoved(space, self._erase)
@@ -134,7 +134,7 @@ class Departures:
         if opened.ino in self._unfinished and not self._is_draft(opened):
             self._unfinished.discard(opened.ino)  # the next change writes it to the index
         self._kernel.freed(opened)
-        opened.close_extent(self._syscalls)
+        opened.close_extent(self._at_hand)
         if opened.gone is not None and not opened.revoked:
             self._erase_or_keep(opened, opened.gone)
 
@@ -146,7 +146,7 @@ class Departures:
         opened.lose_name(record)
         opened.revoke()
         opened.hold(0)
-        opened.close_extent(self._syscalls)
+        opened.close_extent(self._at_hand)
         self._kernel.freed(opened)
         self._erase(opened.ino, record)
 

@@ -38,6 +38,7 @@ from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
+from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
 from kvfs.storage.inode_numbers import InodeNumbers
@@ -84,8 +85,9 @@ class Pool:
             self.counters = self.index.counters()
             #: Drafts and blocks being rewritten, which the index lists in one row.
             self.unfinished: set[InodeNo] = set()
-            self.background = Background(settings.unlink_queue_max)
+            self.background = Background(settings.unlink_queue_max, settings.io_threads)
             stack.callback(self.background.stop)
+            self.at_hand = ExtentsAtHand(self.extents, self.background.device, self.syscalls)
             self.space = space_parts(
                 *(device, settings, self.counters, self.numbers, self.extents),
                 *(self.background, self.syscalls),
@@ -140,7 +142,7 @@ class Pool:
             self.unfinished,
             self.durable.identities,
             self.kernel,
-            self.syscalls,
+            self.at_hand,
             lambda: self.clock_ns(),
             lambda: self.monotonic_s(),
         )
@@ -170,13 +172,9 @@ class Pool:
         settings = self.settings
         not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
         identities = Identities(
-            self.extents,
-            self.background,
-            self.space.unlink_queue,
-            not_durable,
+            *(self.extents, self.background, self.space.unlink_queue, not_durable),
             AttributeRecords(self.index, self.extents, undurable, self.monotonic_s),
-            undurable,
-            self.monotonic_s,
+            *(undurable, self.monotonic_s),
         )
         final_checksum = FinalChecksum(
             self.syscalls,
@@ -186,6 +184,7 @@ class Pool:
         final_bytes = FinalBytes(
             self.index,
             self.extents,
+            self.at_hand,
             self.open.inodes,
             identities,
             self.syscalls,

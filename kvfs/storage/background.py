@@ -1,8 +1,8 @@
 """Background jobs, which keep work off the hot path: preparing, unlinking, writing identities.
 
-Short jobs run on the event loop's thread when no request waits. In a second thread, passing the
-interpreter lock (twenty times per store) would cost more than the jobs themselves. Long jobs, such
-as unlinking a large extent, go to a thread. A job's failure is logged and counted, never raised.
+Short jobs run on the event loop's thread when no request waits, and give what may wait for the
+device to a thread (``device``), which does it in order. Long jobs, such as unlinking a large
+extent, go to another thread. A job's failure is logged and counted, never raised.
 """
 
 import contextlib
@@ -16,16 +16,19 @@ from typing import Final, Generic, TypeVar
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import InodeNo
+from kvfs.storage.device_thread import DeviceThread, Loop
 
 _log: Final = logging.getLogger(__name__)
 
 Job = Callable[[], None]
+#: The most threads that fetch what requests lack; with a silent device all of them may be stuck.
+_ASKS_MAX: Final = 8
 
 
 class Background:
     """Queues of jobs: at most *jobs_max* short ones, identities, and one thread for long ones."""
 
-    def __init__(self, jobs_max: int) -> None:
+    def __init__(self, jobs_max: int, io_threads: int = _ASKS_MAX) -> None:
         self._jobs_max = jobs_max
         self._jobs: deque[Job] = deque()
         #: Identity jobs queued since the last tick; older ones are due.
@@ -38,12 +41,21 @@ class Background:
         self._long: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.failures = 0
+        #: Does what jobs have to do on the device, in order; what follows runs on the loop.
+        self.device: Final = DeviceThread("kvfs-device", self._count_failure, gathers=True)
+        #: Fetches what requests lack, several at a time.
+        self.asks: Final = DeviceThread("kvfs-asks", self._count_failure, threads=_ASKS_MAX)
+        #: Reads and writes for clients, on the daemon path.
+        self.transfers: Final = DeviceThread("kvfs-io", self._count_failure, threads=io_threads)
+
+    def _count_failure(self) -> None:
+        self.failures += 1
 
     @property
     def backlog(self) -> int:
         """Jobs not yet done."""
         queued = len(self._jobs) + len(self._fresh) + len(self._due) + len(self._leisure)
-        return queued + len(self._put_off) + self._long.qsize()
+        return queued + len(self._put_off) + self._long.qsize() + self.device.pending
 
     def do(self, job: Job) -> None:
         """Do *job* at once, on the caller's thread. A failure is logged and counted."""
@@ -54,9 +66,12 @@ class Background:
             _log.exception("background job failed")
 
     def submit(self, job: Job) -> None:
-        """Queue a short *job*. If the queue is full, do the oldest one now, to slow the caller."""
+        """Queue a short *job*. If the queue is full, do the oldest one now, to slow the caller.
+
+        If the device's thread has too much to do, jobs wait here: one for each block or less.
+        """
         self._jobs.append(job)
-        if len(self._jobs) > self._jobs_max:
+        if len(self._jobs) > self._jobs_max and not self.device.is_crowded:
             self.do(self._jobs.popleft())
 
     def hand_over(self, job: Job) -> None:
@@ -86,7 +101,7 @@ class Background:
         """
         self._due.pop(ino, None)
         self._fresh[ino] = job
-        if len(self._fresh) > self._jobs_max:
+        if len(self._fresh) > self._jobs_max and not self.device.is_crowded:
             self.do(self._fresh.pop(next(iter(self._fresh))))
 
     def carry_out(self, ino: InodeNo) -> None:
@@ -109,6 +124,8 @@ class Background:
 
     def run_one(self) -> bool:
         """Do one short job; False if none is due. Called when no request waits."""
+        if self.device.is_crowded:
+            return False
         if self._run_due():
             return True
         if not self._leisure:
@@ -122,15 +139,31 @@ class Background:
         The first job is one of low priority, so that a scan goes on even if jobs never end.
         """
         end_s = time.monotonic() + turn_s
+        self.device.hand_over()
+        self.device.run_ends()
         if self._leisure:
             self.do(self._go_on_at_leisure)
         while self.run_one() and time.monotonic() < end_s:
             pass
 
     def hurry(self) -> None:
-        """Do all short jobs now, including identities, except those of low priority."""
+        """Do all short jobs now, including identities, except those of low priority.
+
+        While a loop serves, what they do on the device is only given to the thread.
+        """
         while self._run_due() or self._fresh:
             self.make_due()
+        self.device.hand_over(wakes=True)
+
+    def begin_serving(self, loop: Loop) -> None:
+        """From now on *loop* serves requests: what may wait for the device is done in threads."""
+        for threads in (self.device, self.asks, self.transfers):
+            threads.begin_serving(loop)
+
+    def end_serving(self) -> None:
+        """Wait for what the threads have to do; from now on it is done at once."""
+        for threads in (self.transfers, self.asks, self.device):
+            threads.end_serving()
 
     def drain(self) -> None:
         """Do all queued jobs, including identities and long ones, except those of low priority."""
@@ -145,6 +178,8 @@ class Background:
 
     def discard(self) -> None:
         """Drop all queued jobs, because the device is gone. A running job ends by itself."""
+        for threads in (self.device, self.asks, self.transfers):
+            threads.abandon()
         for queued in (self._jobs, self._fresh, self._due, self._leisure, self._put_off):
             queued.clear()
         with contextlib.suppress(Empty):

@@ -76,6 +76,11 @@ class Extents:
         self._extents.close()
         self._nodes.close()
 
+    def open_directories(self) -> None:
+        """Open all directories that there are, so that none is opened while it is needed."""
+        self._extents.open_all()
+        self._nodes.open_all()
+
     def directory(self, ino: InodeNo, *, of_node: bool) -> int:
         """Return the fd of the directory with *ino*'s extent or identity file. Raises OSError."""
         return (self._nodes if of_node else self._extents).directory(ino)
@@ -149,6 +154,22 @@ class Extents:
         try:
             directory_fd = self._extents.directory(ino)
             return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
+        except FileNotFoundError as error:
+            raise Damaged(f"extent {ino:#x} is missing") from error
+        except OSError as error:
+            if error.errno not in BROKEN_FILE:
+                raise
+            raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
+
+    def open_cached(self, ino: InodeNo, flags: int) -> int:
+        """Do what ``open`` does without waiting for the device; -1 if that is not possible."""
+        directory_fd = self._extents.opened(ino)
+        if directory_fd < 0:
+            return -1
+        try:
+            return self._syscalls.open_cached(
+                file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd
+            )
         except FileNotFoundError as error:
             raise Damaged(f"extent {ino:#x} is missing") from error
         except OSError as error:

@@ -39,6 +39,16 @@ class FanOut:
         fd = self._fds[slot]
         return fd if fd >= 0 else self._keep(slot, make=make)
 
+    def opened(self, ino: InodeNo) -> int:
+        """Return the fd of *ino*'s directory if it is open, else -1."""
+        return self._fds[ino & (FAN_OUT - 1)]
+
+    def open_all(self) -> None:
+        """Open all directories that there are. Raises OSError."""
+        for slot in range(FAN_OUT):
+            with contextlib.suppress(FileNotFoundError):
+                self.directory(InodeNo(slot))
+
     def path(self, ino: InodeNo) -> str:
         """Return a path to *ino*'s file for the calls that take no dir_fd (xattrs)."""
         return f"/proc/self/fd/{self.directory(ino)}/{file_name(ino)}"

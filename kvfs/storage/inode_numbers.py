@@ -7,10 +7,11 @@ may be lost: after that a handle would open another file's data.
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
-from kvfs.core.errors import IndexDamaged
+from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo
 from kvfs.storage.syscalls import Syscalls
@@ -104,6 +105,15 @@ class InodeNumbers:
             self._syscalls.pwrite(self._fd, pack_end(end), 0)
             self._syscalls.fsync(self._fd)
             self._end = InodeNo(end)
+
+    def require(self, *, at_once: bool) -> None:
+        """Raise NotAtHand if ``give_out`` would wait for the device, unless *at_once*."""
+        if not at_once and self._next >= self._end:
+            raise NotAtHand("a range of inode numbers", lambda: self._fetch, stores=True)
+
+    def _fetch(self) -> Callable[[], None]:
+        self.refill()
+        return lambda: None
 
     def give_out(self) -> InodeNo:
         """Return a number that was never returned before.

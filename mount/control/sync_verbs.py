@@ -11,10 +11,10 @@ from typing import Any, Final
 import trio
 import trio.lowlevel
 
+from kvfs.core.durable_pace import DurableGoal
 from kvfs.core.errors import SyncedTooLittle, UsageError
 from kvfs.core.inode_rules import Ascent
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.engine.durability.durable_pass import DurableGoal
 from kvfs.engine.names.named import find
 from kvfs.engine.store import Store
 from mount.control.socket import Verb

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from kvfs.core.errors import ToolMissing
+from kvfs.core.errors import Damaged, ToolMissing
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
@@ -110,6 +110,15 @@ def _note_of(backing_id: BackingId) -> bytes:
     return _ID_NOTES + backing_id.to_bytes(4, "little")
 
 
+def _path_of(fd: int) -> int:
+    """Return an O_PATH descriptor of the file behind *fd*; the device is not asked.
+
+    The kernel keeps what is registered: a file open for writing would count as a user of the extent
+    for as long as the id lives (Extents.in_use).
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+
+
 class DataPath(Protocol):
     """How the kernel reaches the bytes of an open file."""
 
@@ -120,14 +129,17 @@ class DataPath(Protocol):
     def grant(self, opened: OpenInode, *, writer: bool, asks: bool = False) -> Grant:
         """Decide for a new handle on *opened*; *asks*: not passthrough, if possible."""
 
+    def prepare(self, ino: InodeNo) -> None:
+        """Do what a grant for a reader of *ino* needs of the device. Raises NotAtHand."""
+
     def freed(self, opened: OpenInode) -> None:
         """Learn that the inode's last handle is gone."""
 
     def describe(self) -> dict[str, int]:
         """Return figures for `kvfs status`."""
 
-    def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a fresh extent; 0 says that it needs no id. Raises OSError."""
+    def adopt(self, fd: int) -> BackingId:
+        """Register the fresh extent behind *fd*; 0 says that it needs no id. Raises OSError."""
 
     def abandon(self, backing_id: BackingId) -> None:
         """Give an id back that no inode uses."""
@@ -155,7 +167,10 @@ class DaemonPath:
         """Let the kernel keep its cache: nobody else changes the bytes."""
         return _THROUGH_DAEMON
 
-    def adopt(self, _ino: InodeNo) -> BackingId:
+    def prepare(self, _ino: InodeNo) -> None:
+        """Do nothing: the first read opens the extent."""
+
+    def adopt(self, _fd: int) -> BackingId:
         """Give no id: the kernel asks this process for the bytes."""
         return NO_BACKING_ID
 
@@ -210,13 +225,11 @@ class PassthroughPath:
         self.opened_ids = 0
         self.closed_ids = 0
 
-    def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a fresh extent; 0 once the connection has ended."""
+    def adopt(self, fd: int) -> BackingId:
+        """Register the fresh extent behind *fd*; 0 once the connection has ended."""
         if self._device_fd < 0:
             return NO_BACKING_ID
-        # O_PATH, because the kernel keeps this file: one open for writing would count as a user of
-        # the extent for as long as the id lives (Extents.in_use).
-        return self._register_path(self._pool.extents.open(ino, os.O_PATH))
+        return self._register_path(_path_of(fd))
 
     def _register_path(self, path_fd: int) -> BackingId:
         """Make an id from *path_fd*, and close that. Raises OSError."""
@@ -314,15 +327,26 @@ class PassthroughPath:
                 kernel.notify_inval_inode(self._device_fd, opened.ino)
         return Grant(_WRITING if writer else _READING, known)
 
+    def prepare(self, ino: InodeNo) -> None:
+        """Register *ino* before a reader is counted. Raises NotAtHand, OSError."""
+        if ino in self._open or ino in self._idle:
+            return
+        opened = self._pool.open.inodes.get(ino)
+        if opened is not None and (opened.fd >= 0 or opened.fresh_id or opened.through_daemon):
+            return
+        with contextlib.suppress(Damaged):  # the open finds out, and makes it a miss
+            path_fd = self._pool.at_hand.open(ino, os.O_PATH)
+            self._idle[ino] = self._register_path(path_fd)
+
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
         return opened.take_fresh_id() or self._idle.pop(opened.ino, NO_BACKING_ID)
 
     def _register(self, opened: OpenInode) -> BackingId:
         if opened.fd >= 0:  # perhaps its name is gone
-            path_fd = os.open(f"/proc/self/fd/{opened.fd}", os.O_PATH | os.O_CLOEXEC)
+            path_fd = _path_of(opened.fd)
         else:
-            path_fd = self._pool.extents.open(opened.ino, os.O_PATH)
+            path_fd = self._pool.at_hand.open(opened.ino, os.O_PATH)
         return self._register_path(path_fd)
 
     def freed(self, opened: OpenInode) -> None:

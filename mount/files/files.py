@@ -12,12 +12,22 @@ from typing import Final, TypeVar
 
 import trio
 
-from kvfs.core.errors import AccessDenied, BadHandle, Damaged, DeadInode, Exists, NoSpace, NotFound
+from kvfs.core.errors import (
+    AccessDenied,
+    BadHandle,
+    Damaged,
+    DeadInode,
+    DeviceSilent,
+    Exists,
+    NoSpace,
+    NotFound,
+)
 from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from mount.files.callers import Callers, PresentRequest, surely_may_open
+from mount.files.device_asks import DeviceAsks
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.space_wait import SpaceQueue
@@ -49,8 +59,14 @@ class Files:
         self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
         self.limiter = trio.CapacityLimiter(io_threads)
-        self.room = SpaceQueue(port.store)
         self.about_to_wait = request.about_to_wait
+        self.asks = DeviceAsks(
+            port.store.pool.background,
+            request.about_to_wait,
+            port.store.device_watch.probe,
+            port.store.pool.settings.device_deadline_s,
+        )
+        self.room = SpaceQueue(port.store, self.asks)
 
     def thread(self) -> int:
         """Return the thread that made the request being handled."""
@@ -80,15 +96,13 @@ class Files:
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
         readers, request = self.readers, self.request.present.unique
-        shared = (
-            readers.enter_served(ino, flags, request)
-            if served
-            else readers.enter(ino, flags, request)
-        )
+        enter = readers.enter_served if served else readers.enter
+        shared = enter(ino, flags, request)
         if shared is not None:
             return shared.handle.fh, shared.grant
         if self._port.path.holds_readers:
             self._require_share()
+        self._port.path.prepare(ino)
         opened = self.store.blocks.open_to_read(ino, served=served)
         fh, grant = self._granted(opened, flags, writer=False, served=served)
         readers.share(self.handles.get(fh), grant)
@@ -101,13 +115,20 @@ class Files:
         OSError, and then the handle is closed.
         """
         opened = self.handles.get(fh).opened
-        if not self.store.blocks.publishing.must_forget(opened):
-            return
+        publishing = self.store.blocks.publishing
         try:
-            await self.in_thread(self.store.blocks.publishing.forget_durably, opened)
-        except OSError:
-            self.release(fh)
+            if opened.settling:
+                await self.asks.settle(opened)
+            if publishing.must_forget(opened):
+                await self.forget_durably(opened)
+        except (DeviceSilent, OSError):
+            self.asks.after_all(lambda: self.release(fh, request=0))
             raise
+
+    async def forget_durably(self, opened: OpenInode) -> None:
+        """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""
+        await self.asks.transfer(self.store.pool.syscalls.fsync, opened.fd, stores=True)
+        self.store.blocks.publishing.note_forgotten(opened)
 
     def create(
         self,
@@ -254,9 +275,15 @@ class Files:
         """Raise TooManyOpen if the user has used its share of the descriptors."""
         self._shares.require_one(self.callers.payer(), self.readers.give_up_one)
 
-    def release(self, fh: int) -> None:
-        """Close handle *fh*; the last writer publishes. Raises BadHandle, NoSpace."""
-        handle, request = self.handles.get(fh), self.request.present.unique
+    def release(self, fh: int, request: int | None = None) -> None:
+        """Close handle *fh* for *request*, the present one; the last writer publishes.
+
+        Raises BadHandle, NoSpace, NotAtHand.
+        """
+        handle = self.handles.get(fh)
+        request = self.request.present.unique if request is None else request
+        if handle.served:  # which may have to ask the device, and then nothing has changed
+            self.store.blocks.served.notice_late_write(handle.opened)
         if handle.kind is not HandleKind.WRITER:
             if not self.readers.close(handle, request):
                 self._end(handle)
@@ -321,18 +348,22 @@ class Files:
         fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
         opened.begin_transfer()
         try:
-            await self.in_thread(self.store.pool.syscalls.fsync, fd)
+            await self.asks.transfer(self.store.pool.syscalls.fsync, fd, stores=False)
         finally:
             opened.end_transfer()
         await self.sync_names()
 
     async def sync_names(self) -> None:
-        """Wait until all that was published so far is durable, with every name. Raises OSError."""
+        """Wait until all that was published so far is durable, with every name.
+
+        Raises DeviceSilent, OSError.
+        """
         pool, durable_pass = self.store.pool, self.store.durable_pass
         goal = durable_pass.goal()
-        resume = self.about_to_wait()
+        resume, since_s = self.about_to_wait(), trio.current_time()
         try:
             while not durable_pass.reached(goal):
+                self.asks.require_answers(since_s)
                 await trio.sleep(_SYNC_LOOK_S)
                 pool.background.run_one()
         finally:

@@ -105,9 +105,9 @@ class KernelPort:
 
     # ---- what the engine tells ----
 
-    def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a fresh extent. Raises OSError."""
-        return self.path.adopt(ino)
+    def adopt(self, fd: int) -> BackingId:
+        """Register the fresh extent behind *fd*. Raises OSError."""
+        return self.path.adopt(fd)
 
     def abandon(self, backing_id: BackingId) -> None:
         """Give back an id that no inode uses."""

@@ -7,17 +7,17 @@ closes that free some.
 
 import functools
 import math
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
-from kvfs.core.errors import NO_SPACE, NoSpace
+from kvfs.core.errors import NO_SPACE, NoSpace, NotAtHand
 from kvfs.core.sizes import format_size
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
+from mount.files.device_asks import DeviceAsks
 from mount.fuse.late import AboutToWait
 
 #: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.
@@ -36,9 +36,6 @@ _CREATES_S: Final = 0.2
 _CREATES_SHARE: Final = 0.25
 #: The memory of a waiter: a task, its frames and its place in the line.
 _WAITER_BYTES: Final = 8192
-
-#: Does some work in a thread, and returns when it is done.
-InThread = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 class _Waiter:
@@ -124,8 +121,9 @@ class _Prospect:
 class SpaceQueue:
     """The queue of requests that wait for space, and its counters."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, asks: DeviceAsks) -> None:
         self._store = store
+        self._asks = asks
         self.stalls = 0
         self.stalled_s = 0.0
         self.longest_s = 0.0
@@ -148,7 +146,7 @@ class SpaceQueue:
         evict, after ``room_wait_s``, or when waiters hold ``room_wait_bytes`` already.
         """
         try:
-            self._store.allocator.require_space(size_bytes)
+            await self._require(size_bytes, about_to_wait)
         except NoSpace:
             if not self.worth_waiting(size_bytes, 0.0):
                 raise
@@ -161,12 +159,11 @@ class SpaceQueue:
         self,
         opened: OpenInode,
         wanted: AllocationRequest,
-        in_thread: InThread,
         about_to_wait: AboutToWait | None = None,
     ) -> None:
-        """Do an fallocate(2) *in_thread* (tmpfs clears memory), with room for it.
+        """Do an fallocate(2) in a thread (tmpfs clears memory), with room for it.
 
-        Raises NoSpace, TooLarge, OSError.
+        Raises NoSpace, TooLarge, DeviceSilent, OSError.
         """
         allocations = self._store.blocks.allocations
         for tries_left in reversed(range(DEVICE_TRIES)):
@@ -176,7 +173,7 @@ class SpaceQueue:
             # Atomic: no checkpoint since the space was found.
             allocation = allocations.begin(opened, wanted)
             try:
-                await in_thread(allocation.work)
+                await self._asks.transfer(allocation.work, opened.fd, about_to_wait, stores=True)
             except OSError as error:
                 if error.errno not in NO_SPACE or not tries_left:
                     raise
@@ -193,7 +190,7 @@ class SpaceQueue:
         Its first write asks again. Raises NoSpace when nothing more can be evicted.
         """
         try:
-            self._store.allocator.require_space(1)
+            await self._require(1, about_to_wait)
         except NoSpace:
             if not self.worth_waiting(1, 0.0):
                 raise
@@ -208,6 +205,17 @@ class SpaceQueue:
                     raise
             finally:
                 self._allowance.end(trio.current_time())
+
+    async def _require(self, size_bytes: int, about_to_wait: AboutToWait | None) -> None:
+        """Make space for *size_bytes*, after the device has freed some if need be. Raises NoSpace.
+
+        No checkpoint comes between finding it and returning.
+        """
+        space = functools.partial(self._store.allocator.require_space, size_bytes)
+        try:
+            await self._asks.at_hand(space, about_to_wait)
+        except NotAtHand as lack:  # the device frees less than others take
+            raise NoSpace(f"no {format_size(size_bytes)} yet") from lack
 
     @property
     def waiting(self) -> int:
@@ -274,6 +282,8 @@ class SpaceQueue:
             if prospect is None or waiter.size_bytes <= pool.space.taken.free_bytes:
                 try:
                     self._store.allocator.require_space(waiter.size_bytes)
+                except NotAtHand:
+                    continue  # the device is freeing some
                 except NoSpace:
                     pass
                 else:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from kvfs.core.errors import NotAtHand
 from kvfs.core.latency import Latency
 from kvfs.core.types import InodeNo
 from mount.fuse.errno_map import counted_errno
@@ -212,6 +213,8 @@ class Channel:
         if answer is not None:
             try:
                 reply = answer(unique, nodeid, self._view[IN_HEADER_BYTES:size_bytes])
+            except NotAtHand:
+                reply = None  # pyfuse3 takes it, and waits for the device
             except Exception as error:
                 # A request too short for its kind, say. Only that call fails; the mount must go on.
                 reply = error_reply(unique, counted_errno(error))

@@ -8,7 +8,7 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
 
@@ -33,6 +33,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoSuchAttribute: errno.ENODATA,
     errors.AttributeTooLarge: errno.E2BIG,
     errors.NoSpace: errno.ENOSPC,
+    errors.DeviceSilent: errno.EIO,
     errors.TooLarge: errno.EFBIG,
     errors.BadHandle: errno.EBADF,
     errors.TooManyOpen: errno.EMFILE,
@@ -96,13 +97,40 @@ def fuse_error(error: Exception) -> pyfuse3.FUSEError:
     return pyfuse3.FUSEError(counted_errno(error))
 
 
-def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Make a coroutine of a handler that never waits; its exceptions become FUSEError."""
+class Asks(Protocol):
+    """What brings to a request what it lacks, and does it again."""
+
+    async def at_hand(self, call: Callable[[], R | Awaitable[R]]) -> R:
+        """Return what *call* does, once all that it needs is there."""
+
+
+class Handlers(Protocol):
+    """A class of handlers that may lack something."""
+
+    @property
+    def asks(self) -> Asks:
+        """What brings what a handler lacks."""
+
+
+H = TypeVar("H", bound=Handlers)
+
+
+def answered(
+    handler: Callable[Concatenate[H, P], R],
+) -> Callable[Concatenate[H, P], Coroutine[Any, Any, R]]:
+    """Make a coroutine of a handler that waits only for what it lacks.
+
+    Its exceptions become FUSEError.
+    """
 
     @functools.wraps(handler)
-    async def door(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def door(handlers: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return handler(*args, **kwargs)
+            try:
+                return handler(handlers, *args, **kwargs)
+            except errors.NotAtHand:
+                again = functools.partial(handler, handlers, *args, **kwargs)
+                return await handlers.asks.at_hand(again)
         except pyfuse3.FUSEError:
             raise
         except Exception as error:
@@ -111,13 +139,19 @@ def answered(handler: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     return door
 
 
-def awaited(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+def awaited(
+    handler: Callable[Concatenate[H, P], Awaitable[R]],
+) -> Callable[Concatenate[H, P], Coroutine[Any, Any, R]]:
     """Wrap a handler that may wait; its exceptions become FUSEError."""
 
     @functools.wraps(handler)
-    async def door(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def door(handlers: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return await handler(*args, **kwargs)
+            try:
+                return await handler(handlers, *args, **kwargs)
+            except errors.NotAtHand:
+                again = functools.partial(handler, handlers, *args, **kwargs)
+                return await handlers.asks.at_hand(again)
         except pyfuse3.FUSEError:
             raise
         except Exception as error:

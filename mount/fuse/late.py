@@ -5,6 +5,7 @@ from typing import Final
 
 import trio
 
+from kvfs.core.errors import NotAtHand
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.wire import OUT_HEADER, OUT_HEADER_BYTES
 
@@ -13,6 +14,8 @@ ReplyLate = Callable[[bytes, bytes], None]
 #: Called before a wait. The function it returns is called when the wait is over, with no checkpoint
 #: from there until the caller goes on.
 AboutToWait = Callable[[], Callable[[], None]]
+#: Does work that lacks something of the device once that is there.
+AtHand = Callable[[Callable[[], Awaitable[bytes]], AboutToWait | None], Awaitable[bytes]]
 
 
 class OwedAnswers:
@@ -61,8 +64,13 @@ class Late:
         nursery: trio.Nursery,
         reply: ReplyLate,
         about_to_wait: AboutToWait | None = None,
+        at_hand: AtHand | None = None,
     ) -> None:
-        """*about_to_wait* is called by tasks that wait for the effect of other requests."""
+        """*about_to_wait* is called by tasks that wait for the effect of other requests.
+
+        *at_hand* does work again once what it lacked is there (NotAtHand).
+        """
+        self._at_hand: Final = at_hand
         self._nursery: Final = nursery
         self._reply: Final = reply
         self.about_to_wait: Final = about_to_wait
@@ -75,7 +83,12 @@ class Late:
     async def _finish(self, unique: int, work: Callable[[], Awaitable[bytes]]) -> None:
         code, body = 0, b""
         try:
-            body = await work()
+            try:
+                body = await work()
+            except NotAtHand:
+                if self._at_hand is None:
+                    raise
+                body = await self._at_hand(work, self.about_to_wait)
         except Exception as error:  # the last handler of a task, which must not end the mount
             code = counted_errno(error)
         self._reply(OUT_HEADER.pack(OUT_HEADER_BYTES + len(body), -code, unique), body)

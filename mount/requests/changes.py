@@ -1,10 +1,11 @@
 """SETATTR: the present time that it asks for, and what must be durable before its answer."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.core.errors import DeadInode, NoSpace
+from kvfs.core.errors import DeadInode, NoSpace, NotAtHand
 from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.attributes import NewAttributes
@@ -15,6 +16,8 @@ from mount.fuse.wire import SETATTR_IN_BYTES, SETATTR_IN_TIMES, SETATTR_IN_VALID
 #: FATTR_ATIME_NOW and FATTR_MTIME_NOW of linux/fuse.h.
 _ATIME_NOW: Final = 1 << 7
 _MTIME_NOW: Final = 1 << 8
+#: The identity follows the attributes: it is written when these are.
+_ROUNDS: Final = 2
 
 
 class PresentTime:
@@ -85,15 +88,22 @@ class Changes:
             files = self._files
             # A sparse file needs none yet; any other error will fail the ftruncate, too.
             with contextlib.suppress(NoSpace, OSError):
-                await files.room.allocate(opened, wanted, files.in_thread, files.about_to_wait)
+                await files.room.allocate(opened, wanted)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
         """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""
         pool = self._store.pool
         if not pool.durable.identities.is_said(ino, record):
             return
-        pool.durable.identities.say_now(ino)
-        await self._files.in_thread(pool.extents.make_durable, ino)
+        for _ in range(_ROUNDS):
+            pool.durable.identities.say_now(ino)
+            await self._files.asks.in_order()
+        durable = functools.partial(self._make_durable, ino)
+        await self._files.asks.bring(NotAtHand("a mode", lambda: durable, stores=True))
+
+    def _make_durable(self, ino: InodeNo) -> Callable[[], None]:
+        self._store.pool.extents.make_durable(ino)
+        return lambda: None
 
     async def _change(self, ino: InodeNo, change: NewAttributes) -> None:
         """Apply *change*. Before a block is cut within a page, its identity is removed durably.
@@ -112,11 +122,20 @@ class Changes:
         ):
             maker = self._files.requester() if size_bytes == 0 else NOBODY
             attributes.change(ino, change, maker)
+            await self._settle(ino)
             return
         opened = blocks.open(ino, writer=True, truncate=False)
         try:
-            if opened.identity_lingers:
-                await self._files.in_thread(blocks.publishing.forget_durably, opened)
+            await self._files.asks.settle(opened)
+            if blocks.publishing.must_forget(opened):
+                await self._files.forget_durably(opened)
             attributes.change(ino, change)
+            await self._files.asks.settle(opened)
         finally:
             blocks.close(opened, writer=True)
+
+    async def _settle(self, ino: InodeNo) -> None:
+        """Wait until the extent has the times and the length that were set. Raises OSError."""
+        opened = self._store.pool.open.inodes.get(ino)
+        if opened is not None and opened.settling:
+            await self._files.asks.settle(opened)

@@ -10,11 +10,9 @@ import errno
 import functools
 import os
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
-import trio
-
-from kvfs.core.errors import NO_SPACE, BadHandle, NoSpace
+from kvfs.core.errors import NO_SPACE, BadHandle, DeviceSilent, NoSpace, NotAtHand
 from kvfs.pool.open.open_inodes import OpenInode
 from mount.files.files import Files
 from mount.files.handles import HandleKind
@@ -34,27 +32,41 @@ from mount.fuse.wire import (
     data_reply,
 )
 
-R = TypeVar("R")
+#: How much was written, what the extent holds then, and why no more was.
+_Written = tuple[int, int, OSError | None]
 
 
 class Transfers:
-    """Reads and writes of open files, at most ``io_threads`` of them in threads at once."""
+    """Reads and writes of open files, ``io_threads`` of them in threads at once."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._store: Final = files.store
-        self._limiter: Final = files.limiter
         #: Whether the backing file system can write without blocking; ext4 and tmpfs cannot.
         self._writes_at_once = True
 
-    async def read(self, fh: int, offset_bytes: int, size_bytes: int) -> bytes:
-        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file."""
+    async def read(
+        self,
+        fh: int,
+        offset_bytes: int,
+        size_bytes: int,
+        about_to_wait: AboutToWait | None = None,
+    ) -> bytes:
+        """Return up to *size_bytes* from *offset_bytes*, short only at the end of the file.
+
+        *about_to_wait* is called before it waits for the device.
+        """
         fd = self._files.extent_fd(fh)
         opened = self._files.handles.get(fh).opened
         pread = self._store.pool.syscalls.pread
         opened.begin_transfer()
         try:
-            return await self._in_thread(pread, fd, size_bytes, offset_bytes)
+            return await self._files.asks.transfer(
+                lambda own_fd: pread(own_fd, size_bytes, offset_bytes),
+                fd,
+                about_to_wait,
+                stores=False,
+            )
         except OSError as error:
             if error.errno == errno.EIO:
                 self._dismiss(fh, error)
@@ -117,7 +129,7 @@ class Transfers:
         if growth_bytes:
             try:
                 await find_room(growth_bytes)
-                if await self._reserve_late(opened, fd, growth_bytes):
+                if await self._reserve_late(opened, fd, growth_bytes, about_to_wait):
                     growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
                     if growth_bytes:
                         await find_room(growth_bytes)
@@ -125,7 +137,10 @@ class Transfers:
                 self._spoil(opened)
                 raise
         whole = memoryview(data)
-        return await self._write_all(opened, fd, offset_bytes, whole, growth_bytes, find_room)
+        transfer = functools.partial(
+            self._files.asks.transfer, fd=fd, about_to_wait=about_to_wait, stores=True
+        )
+        return await self._write_all(opened, offset_bytes, whole, growth_bytes, find_room, transfer)
 
     def _spoil(self, opened: OpenInode) -> None:
         """Note that a write was refused: what is written will not be whole."""
@@ -154,12 +169,10 @@ class Transfers:
                     return False  # that allocation takes too long for this thread
                 # No await from here to the account of what was allocated.
                 allocator.require_space(growth_bytes)
-                pool.extents.reserve_write(fd, offset_bytes, len(data))
-            # A new mtime is a transaction of the device's file system, for which RWF_NOWAIT would
-            # refuse to wait. It is done first, and is short: an unlink takes longer.
-            pool.syscalls.utime(fd)
+                if pool.device.fs_type == "xfs":
+                    return False  # it allocates before it writes (Extents.reserve_write)
             written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
-        except NoSpace:
+        except (NoSpace, NotAtHand):
             return False  # ``write`` waits if that is worth it
         except OSError as error:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP
@@ -170,7 +183,9 @@ class Transfers:
             pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
         return written_bytes == len(data)
 
-    async def _reserve_late(self, opened: OpenInode, fd: int, growth_bytes: int) -> bool:
+    async def _reserve_late(
+        self, opened: OpenInode, fd: int, growth_bytes: int, about_to_wait: AboutToWait | None
+    ) -> bool:
         """Allocate the rest of a draft, if there is room now; False if nothing was done."""
         pool = self._store.pool
         end_bytes = self._store.allocator.late_reserve_bytes(opened, growth_bytes)
@@ -180,7 +195,12 @@ class Transfers:
         pool.space.taken.pledged_bytes += lacking_bytes
         try:
             with contextlib.suppress(NoSpace):
-                await self._in_thread(pool.extents.reserve_rest, fd, end_bytes)
+                await self._files.asks.transfer(
+                    lambda own_fd: pool.extents.reserve_rest(own_fd, end_bytes),
+                    fd,
+                    about_to_wait,
+                    stores=True,
+                )
                 opened.note_filled(end_bytes)
         finally:
             pool.space.taken.pledged_bytes -= lacking_bytes
@@ -191,11 +211,11 @@ class Transfers:
     async def _write_all(
         self,
         opened: OpenInode,
-        fd: int,
         offset_bytes: int,
         data: memoryview,
         growth_bytes: int,
         find_room: Callable[[int], Awaitable[None]],
+        transfer: Callable[[Callable[[int], _Written]], Awaitable[_Written]],
     ) -> int:
         """Write *data*, for which *growth_bytes* of room were found just now."""
         pool = self._store.pool
@@ -204,9 +224,16 @@ class Transfers:
             # Atomic: no checkpoint since the room was found.
             pool.space.taken.pledged_bytes += growth_bytes
             try:
-                written_bytes, allocated_bytes, error = await self._in_thread(
-                    self._write, fd, offset_bytes + done_bytes, data[done_bytes:], growth_bytes
+                write = functools.partial(
+                    self._write,
+                    offset_bytes=offset_bytes + done_bytes,
+                    data=data[done_bytes:],
+                    growth_bytes=growth_bytes,
                 )
+                written_bytes, allocated_bytes, error = await transfer(write)
+            except DeviceSilent:
+                self._spoil(opened)
+                raise
             finally:
                 pool.space.taken.pledged_bytes -= growth_bytes
             done_bytes += written_bytes
@@ -229,9 +256,7 @@ class Transfers:
                 raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _write(
-        self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int
-    ) -> tuple[int, int, OSError | None]:
+    def _write(self, fd: int, offset_bytes: int, data: memoryview, growth_bytes: int) -> _Written:
         """Write all of *data* if the device takes it; in a thread. It allocates *growth_bytes*.
 
         Returns how much it took, what the extent holds then, and why it took no more.
@@ -247,9 +272,6 @@ class Transfers:
         except OSError as error:
             failure = error
         return done_bytes, pool.extents.allocated_bytes(fd), failure
-
-    async def _in_thread(self, work: Callable[..., R], *args: object) -> R:
-        return await trio.to_thread.run_sync(work, *args, limiter=self._limiter)
 
 
 class DataRequests:
@@ -275,12 +297,18 @@ class DataRequests:
             return None
         if self._at_once:
             data = self._reply[OUT_HEADER_BYTES : OUT_HEADER_BYTES + size_bytes]
-            found_bytes = self._transfers.read_at_once(fh, offset_bytes, data)
+            try:
+                found_bytes = self._transfers.read_at_once(fh, offset_bytes, data)
+            except NotAtHand:
+                found_bytes = -1
             if found_bytes >= 0:
                 length_bytes = OUT_HEADER_BYTES + found_bytes
                 OUT_HEADER.pack_into(self._reply, 0, length_bytes, 0, unique)
                 return self._reply[:length_bytes]
-        return self._late.answer(unique, lambda: self._transfers.read(fh, offset_bytes, size_bytes))
+        return self._late.answer(
+            unique,
+            lambda: self._transfers.read(fh, offset_bytes, size_bytes, self._late.about_to_wait),
+        )
 
     def _write(self, unique: int, _nodeid: int, request: memoryview) -> Message | None:
         fh, offset_bytes, size_bytes, _, _, _, _ = WRITE_IN.unpack_from(request)

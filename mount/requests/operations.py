@@ -53,6 +53,7 @@ class Operations(pyfuse3.Operations):
         self._store = store
         self._namespace = store.namespace
         self._files = files
+        self.asks = files.asks
         self._answers = answers
         self._changes = Changes(files)
         self._by_handle = answers.by_handle

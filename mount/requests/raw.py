@@ -10,8 +10,6 @@ import os
 import stat
 from typing import Final
 
-import trio
-
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
@@ -128,7 +126,7 @@ class RawRequests:
     ) -> bytes:
         wanted = AllocationRequest(mode, offset_bytes, length_bytes)
         wait = self._late.about_to_wait
-        await self._room.allocate(opened, wanted, trio.to_thread.run_sync, wait)
+        await self._room.allocate(opened, wanted, wait)
         return b""
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

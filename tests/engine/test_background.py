@@ -1,13 +1,17 @@
 """Work beside the requests: in order, bounded, identities once, and no failure gets out."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.storage.background import Background, Job
+from tests.support.store.fake_loop import FakeLoop
+
+WAIT_S: Final = 60.0
 
 
 @pytest.fixture
@@ -201,3 +205,113 @@ def test_a_failure_is_counted_and_logged_and_stops_nothing(
     assert sorted(log) == ["next", "next long"]
     assert background.failures == 3
     assert "the device is gone" in caplog.text
+
+
+# ---- while a loop serves ----
+
+
+class Jobs:
+    """Jobs in the background of a loop that serves, with a log of those done."""
+
+    def __init__(self, jobs_max: int = 2) -> None:
+        self.background = Background(jobs_max)
+        self.loop = FakeLoop()
+        self.background.begin_serving(self.loop)
+        self.log: list[str] = []
+        self._may_go_on = threading.Event()
+
+    def say(self, what: str) -> Callable[[], None]:
+        """Return a job that logs *what*."""
+        return lambda: self.log.append(what)
+
+    def writing(self, what: str) -> Callable[[], None]:
+        """Return a job that has the device's thread log *what*."""
+        return lambda: self.background.device.submit(self.say(what))
+
+    def crowd(self) -> None:
+        """Let the device answer nothing, with as much to do as makes a crowd."""
+        self.background.device.submit(lambda: self._may_go_on.wait(WAIT_S))
+        while not self.background.device.is_crowded:
+            self.background.device.submit(lambda: None)
+
+    def answer(self) -> None:
+        """Let the device answer, until its thread has nothing to do."""
+        self._may_go_on.set()
+        self.background.device.hand_over(wakes=True)
+        self.loop.run_until(lambda: not self.background.device.pending, "all is done")
+
+    def stop(self) -> None:
+        """End what runs."""
+        self._may_go_on.set()
+        self.background.end_serving()
+        self.background.stop()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    made = Jobs()
+    yield made
+    made.stop()
+
+
+def test_jobs_wait_while_the_device_has_too_much_to_do(jobs: Jobs) -> None:
+    jobs.crowd()
+    for number in range(5):
+        jobs.background.submit(jobs.say(f"job {number}"))
+        jobs.background.identify(InodeNo(number), jobs.say(f"identity {number}"))
+    jobs.background.make_due()
+    assert not jobs.background.run_one()
+    jobs.background.work(60.0)
+    assert jobs.log == [], "not even beyond the bound"
+    jobs.answer()
+    assert jobs.background.run_one()
+    assert jobs.log == ["job 0"]
+    jobs.background.work(60.0)
+    assert jobs.log[-1] == "identity 4"
+    assert len(jobs.log) == 10
+
+
+def test_above_the_bound_the_caller_does_the_oldest_job_unless_the_device_is_late(
+    jobs: Jobs,
+) -> None:
+    for number in range(3):
+        jobs.background.submit(jobs.say(str(number)))
+    assert jobs.log == ["0"]
+
+
+def test_in_a_hurry_jobs_only_hand_over_what_the_device_has_to_do(jobs: Jobs) -> None:
+    jobs.crowd()
+    before = jobs.background.device.pending
+    jobs.background.submit(jobs.writing("job"))
+    jobs.background.identify(InodeNo(16), jobs.writing("identity"))
+    jobs.background.hurry()
+    assert jobs.log == []
+    assert jobs.background.device.pending == before + 2
+    assert jobs.background.backlog == before + 2
+    jobs.answer()
+    assert jobs.log == ["job", "identity"]
+    assert jobs.background.backlog == 0
+
+
+def fail() -> None:
+    raise OSError("the device is gone")
+
+
+def test_a_job_that_fails_on_the_device_is_counted(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.background.submit(lambda: jobs.background.device.submit(fail))
+    jobs.background.hurry()
+    jobs.answer()
+    assert jobs.background.failures == 1
+    assert "the device is gone" in caplog.text
+
+
+def test_what_is_discarded_is_neither_waited_for_nor_done(jobs: Jobs) -> None:
+    jobs.crowd()
+    jobs.background.submit(jobs.say("job"))
+    jobs.background.identify(InodeNo(16), jobs.say("identity"))
+    jobs.background.discard()
+    assert jobs.background.backlog == 0
+    jobs.background.hurry()
+    assert jobs.log == []

@@ -231,7 +231,7 @@ def test_a_slab_is_never_stopped(running: Host) -> None:
     store = running.store
     slab = draft(store, b"slab")
     allocation = store.begin_allocation(slab, AllocationRequest(0, 0, 40 * MIB))
-    allocation.work()
+    allocation.work(slab.fd)
     store.watch(0.0)
     assert store.space.unclaimed_bytes == 24 * MIB - store.space.lacking_bytes
     store.end_allocation(slab, allocation)

@@ -29,7 +29,8 @@ class Allocation(NamedTuple):
     """An fallocate(2) to be done: the space pledged until it ends, and the work."""
 
     pledged_bytes: int
-    work: Callable[[], None]
+    #: Takes a descriptor of the extent. Raises OSError.
+    work: Callable[[int], None]
 
 
 class Allocations:
@@ -68,7 +69,7 @@ class Allocations:
 
         Raises NoSpace, TooLarge, OSError; the work raises OSError.
         """
-        pool, fd = self._pool, opened.fd
+        pool = self._pool
         growth_bytes = self.growth_bytes(opened, wanted)
         opened.begin_allocation()
         try:
@@ -82,7 +83,7 @@ class Allocations:
             raise
         pool.space.taken.pledged_bytes += growth_bytes
 
-        def work() -> None:
+        def work(fd: int) -> None:
             pool.extents.allocate(fd, *wanted)
 
         return Allocation(growth_bytes, work)

@@ -4,6 +4,8 @@ While an inode has a writer, its size and times are those of its extent, to whic
 write without this process. The last close copies them to the index.
 """
 
+import contextlib
+import functools
 import logging
 import os
 import stat
@@ -18,6 +20,7 @@ from kvfs.engine.blocks.allocations import Allocations
 from kvfs.engine.blocks.closes import Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
+from kvfs.engine.blocks.lengths import Done, Lengths
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.served import Emptying, Served
 from kvfs.engine.names.namespace import Namespace
@@ -53,6 +56,7 @@ class Blocks:
         self.doubts = Doubts(pool, self.last_closes.close)
         self.served = Served(pool, self.publishing, self.last_closes.close)
         self._emptying = Emptying(pool, allocator, self.served)
+        self._lengths = Lengths(pool, allocator, self._emptying)
 
     def create(
         self,
@@ -138,6 +142,7 @@ class Blocks:
         """
         if not writer and not truncate:
             return self.open_to_read(ino, served=maker == SERVER)
+        self.require_extent(ino)
         self.last_closes.publish_now(ino)
         writes = not self._pool.settings.read_only
         truncating, answer = self.truncating, Answer.EMPTY
@@ -200,6 +205,14 @@ class Blocks:
         self._touch(ino)
         pool.figures.loaded(record)
         return opened
+
+    def require_extent(self, ino: InodeNo) -> None:
+        """Raise NotAtHand if the extent of *ino* is not open, and cannot be opened at once."""
+        inodes = self._pool.open.inodes
+        opened = inodes.get(ino) or inodes.parked.get(ino)
+        if opened is None or opened.fd < 0:
+            with contextlib.suppress(Damaged):  # its open finds out, and makes it a miss
+                self._pool.at_hand.require(ino)
 
     def _file(self, ino: InodeNo) -> InodeRecord:
         record = self._namespace.record(ino)
@@ -265,9 +278,9 @@ class Blocks:
         if opened.fd < 0:
             try:
                 access = os.O_RDONLY if self._pool.settings.read_only else os.O_RDWR
-                opened.open_extent(self._pool.extents.open(opened.ino, access))
+                opened.open_extent(self._pool.at_hand.open(opened.ino, access))
                 record = opened.gone or self._pool.index.inode_or_miss(opened.ino)
-                require_size(self._pool.syscalls, opened, record)
+                require_size(self._pool.syscalls, self._pool.at_hand, opened, record)
             except Damaged as error:
                 self.publishing.dismiss(opened, error)
                 raise
@@ -319,7 +332,7 @@ class Blocks:
         elif opened.quiet_writers:
             self.served.notice_late_write(opened)
         record = self._namespace.record(ino)
-        if opened is None or not opened.writers or opened.fd < 0:
+        if opened is None or not opened.writers or opened.fd < 0 or opened.settling:
             return record
         return not_before(record, measured(self._pool.syscalls, opened, record))
 
@@ -331,36 +344,30 @@ class Blocks:
     def truncate(self, ino: InodeNo, size_bytes: int, maker: Maker = NOBODY) -> None:
         """Set the length of file *ino* for *maker*; growing allocates nothing.
 
-        Raises TooLarge, DeadInode, NoSpace, OSError.
+        While requests are served, wait until it is settled (``OpenInode.settling``). Raises
+        TooLarge, DeadInode, NoSpace, NotAtHand, OSError.
         """
         if size_bytes > SIZE_MAX_BYTES:
             raise TooLarge(f"{size_bytes} bytes")
         self.last_closes.publish_now(ino)
         pool, present = self._pool, self.present(ino)
+        self.require_extent(ino)
         if size_bytes > present.size_bytes:
             self.publishing.allocate_ahead(ino)
         empties = maker == SERVER and not size_bytes and self._emptying.is_due(ino, present)
         opened = pool.open.inodes.get(ino)
-        if opened is not None and opened.writers and not empties:
-            self._resize(opened, size_bytes)
-            return
-        opened = self.open(ino, writer=True, truncate=False, maker=maker if empties else NOBODY)
+        keeps = empties or (opened is not None and opened.writers > 0)
+        done: Done | None = None
+        if opened is None or empties or not keeps:
+            maker = maker if empties else NOBODY
+            opened = self.open(ino, writer=True, truncate=False, maker=maker)
+            done = functools.partial(self.close, opened, writer=True)
         try:
+            self.extent_fd(opened)
             if empties:
                 self._emptying.begin(opened)
-                self._resize(opened, size_bytes)
-                self._emptying.choose_course(opened)
-            else:
-                pool.syscalls.ftruncate(self.extent_fd(opened), size_bytes)
-        finally:
-            self.close(opened, writer=True)
-
-    def _resize(self, opened: OpenInode, size_bytes: int) -> None:
-        """Set the length of a block that is open for writing, and count what it holds then."""
-        pool = self._pool
-        self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
-        fd = self.extent_fd(opened)
-        opened.resize()
-        opened.note_cut(size_bytes)
-        pool.syscalls.ftruncate(fd, size_bytes)
-        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+            self._lengths.set(opened, size_bytes, done, keeps=keeps, empties=empties)
+        except BaseException:
+            if done is not None:
+                done()
+            raise

@@ -49,6 +49,9 @@ class LastCloses:
     def close(self, opened: OpenInode, *, awaits_rename: bool = False) -> None:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
+            if opened.settling:  # until then its extent does not say what it is
+                self._pool.background.device.after_all(lambda: self.close(opened))
+                return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
                 opened.await_rename()
@@ -89,6 +92,8 @@ class LastCloses:
         None: no close waits, or it leads to no whole block. Nothing is published yet.
         """
         if not opened.awaits_rename or opened.writers != 1 or opened.ino not in self._untold:
+            return None
+        if opened.settling:
             return None
         return self._publishing.finished(opened, record)
 

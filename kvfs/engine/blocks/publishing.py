@@ -4,7 +4,7 @@ The tables in writing.py and lifecycle.py say what a close means. Here that is c
 index transaction, or by removing the name.
 """
 
-import contextlib
+import functools
 import logging
 import stat
 from typing import Final, NamedTuple
@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import HELD, LEASES, UNFINISHED, Event, State, after, is_temporary
-from kvfs.core.types import InodeNo, InodeRecord, round_up
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.blocks.trims import Trims
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
@@ -44,6 +45,7 @@ class Publishing:
         self._pool = pool
         self._namespace = namespace
         self._identities = pool.durable.identities
+        self._trims = Trims(pool)
         self.torn = 0
 
     # ---- beginning ----
@@ -75,11 +77,10 @@ class Publishing:
             opened.join_renamed()
         else:
             opened.begin(state, appends=appends)  # even if the rest fails: no empty block
-            if not late:
-                pool.syscalls.utime(opened.fd, ns=(record.atime_ns, record.mtime_ns))
-            # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13),
-            # which shows that something was written.
-            pool.syscalls.fstat(opened.fd)
+            if late:
+                pool.syscalls.fstat(opened.fd)
+            else:
+                self.set_times(opened, (record.atime_ns, record.mtime_ns))
             opened.belong_to(maker)
             if state is State.UNRENAMED and maker == NOBODY:  # truncate(2): still its maker's
                 opened.belong_to(Maker(record.maker_tgid, record.maker_birth))
@@ -101,17 +102,51 @@ class Publishing:
         if not record.size_bytes:  # no old bytes that could mix with new ones
             opened.note_identity(lingers=False)
 
+    def set_times(self, opened: OpenInode, times_ns: tuple[int, int]) -> None:
+        """Set atime and mtime on the extent of *opened*.
+
+        While requests are served the device's thread does it: wait until it is settled (``opened``)
+        before the client may write. Raises OSError.
+        """
+        device = self._pool.background.device
+        opened.begin_settling()
+        try:
+            device.submit(
+                functools.partial(self._set_times, opened.fd, times_ns), opened.end_settling
+            )
+        except BaseException:
+            opened.end_settling(None)
+            raise
+
+    def _set_times(self, fd: int, times_ns: tuple[int, int]) -> OSError | None:
+        try:
+            self._pool.syscalls.utime(fd, ns=times_ns)
+            # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13),
+            # which shows that something was written.
+            self._pool.syscalls.fstat(fd)
+        except OSError as error:
+            if not self._pool.background.device.is_serving:
+                raise
+            return error
+        return None
+
     def must_forget(self, opened: OpenInode) -> bool:
         """Whether a writer may overwrite bytes that still have an identity on the device.
 
         A block opened to append is no exception: a program may clear O_APPEND with fcntl(2), or
         store through a mapping.
         """
+        if opened.identity_lingers and not self._identities.was_identified(opened.ino):
+            opened.note_identity(lingers=False)
         return opened.identity_lingers
 
     def forget_durably(self, opened: OpenInode) -> None:
         """Wait until the device has no identity of *opened*; in a thread. Raises OSError."""
         self._pool.syscalls.fsync(opened.fd)
+        self.note_forgotten(opened)
+
+    def note_forgotten(self, opened: OpenInode) -> None:
+        """Note that the extent of *opened* was fsynced after its identity was removed."""
         opened.note_identity(lingers=False)
         self._identities.forgotten(opened.ino)
 
@@ -191,7 +226,7 @@ class Publishing:
         before = self._namespace.record(opened.ino)
         record = measured(pool.syscalls, opened, before)
         written = record is not before
-        allocated_bytes = self._trimmed(opened, before, record)
+        allocated_bytes = self._trims.begin(opened, before, record)
         if opened.mixes and record.size_bytes:
             opened.tear()
         if opened.gone is not None:
@@ -225,7 +260,7 @@ class Publishing:
         *before* is its record. The caller writes the new one to the index. Raises OSError.
         """
         record = measured(self._pool.syscalls, opened, before)
-        allocated_bytes = self._trimmed(opened, before, record)
+        allocated_bytes = self._trims.begin(opened, before, record)
         state = opened.last_close(State(before.state), written=record is not before)
         if state is State.GONE:
             return None
@@ -243,36 +278,6 @@ class Publishing:
         opened.note_identity(lingers=False)
         # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)
-
-    def _trimmed(self, opened: OpenInode, before: InodeRecord, record: InodeRecord) -> int:
-        """Free the unused reserve of *opened*, measured as *record*; return what it holds then."""
-        pool = self._pool
-        # What was written has just been measured.
-        allocated_bytes = (
-            pool.extents.allocated_bytes(opened.fd) if record is before else record.allocated_bytes
-        )
-        if allocated_bytes > round_up(record.size_bytes) and before.state != State.SLAB_DRAFT:
-            allocated_bytes = pool.extents.trim(opened.fd, record.size_bytes)
-        if opened.created_in and allocated_bytes < record.size_bytes:
-            allocated_bytes = self._trim_holes(opened, before, record, allocated_bytes)
-        pool.note_allocated(opened, allocated_bytes)
-        return allocated_bytes
-
-    def _trim_holes(
-        self, opened: OpenInode, before: InodeRecord, record: InodeRecord, allocated_bytes: int
-    ) -> int:
-        """Free the unused reserve in the holes of a draft; return the bytes that it then holds.
-
-        A slab keeps its reserve, which it asked for. So does an extent that a process maps and may
-        still write, or of which that is unknown. An error is ignored: the block is whole anyway.
-        """
-        extents = self._pool.extents
-        if before.state == State.SLAB_DRAFT:
-            return allocated_bytes
-        with contextlib.suppress(OSError):
-            if not extents.in_use(opened.fd):
-                extents.trim_holes(opened.fd, record.size_bytes)
-        return extents.allocated_bytes(opened.fd)
 
     def _closed(
         self, opened: OpenInode, record: InodeRecord, allocated_bytes: int, *, written: bool

@@ -94,9 +94,9 @@ class Served:
 
     def closed(self, opened: OpenInode, *, writer: bool, passing: bool) -> bool:
         """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
+        self.notice_late_write(opened)  # first: it may raise NotAtHand
         opened.stop_passing(passing=passing)
         self._count_passing(opened)
-        self.notice_late_write(opened)
         writes = opened.stop_serving(writer=writer)
         if opened.kept_open and opened.served_writers == 1 and self._has_bytes(opened):
             self._count_as_closed(opened)
@@ -189,7 +189,7 @@ class Served:
         if not opened.writers:
             opened.need_not_ask()
             if not opened.transfers:
-                opened.close_extent(self._pool.syscalls)  # readers need none, or open it again
+                opened.close_extent(self._pool.at_hand)  # readers need none, or open it again
         self._count_passing(opened)
 
     def close(self) -> None:
@@ -215,22 +215,23 @@ class Served:
         if not opened.quiet_writers or opened.writers or opened.gone is not None:
             return
         pool = self._pool
-        status = pool.extents.stat(opened.ino)
+        status = pool.at_hand.stat(opened.ino)
         record = pool.index.inode_or_miss(opened.ino)
         if status is None or record is None:
             return
         if (status.st_size, status.st_mtime_ns) == opened.left_as:
             return
         longer = status.st_size > record.size_bytes
+        try:
+            if opened.fd < 0:
+                opened.open_extent(pool.at_hand.open(opened.ino, os.O_RDWR))
+        except Damaged as error:
+            self._publishing.dismiss(opened, error)
+            return
         opened.write_late()
         pool.open.inodes.turn_writer(opened)
         opened.note_hand(Hand(SERVER, 0), appends=False)
-        try:
-            if opened.fd < 0:
-                opened.open_extent(pool.extents.open(opened.ino, os.O_RDWR))
-            self._publishing.begin(opened, record, SERVER, appends=longer, late=True)
-        except Damaged as error:
-            self._publishing.dismiss(opened, error)
+        self._publishing.begin(opened, record, SERVER, appends=longer, late=True)
         self._look_in(opened.ino, self._pool.settings.file_server_close_s)
 
 

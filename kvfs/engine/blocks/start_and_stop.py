@@ -181,7 +181,7 @@ def _outlives(pool: Pool, blocks: Blocks, opened: OpenInode) -> bool:
     """
     if opened.fd < 0:
         return False
-    opened.close_extent(pool.syscalls)  # our own descriptor would count as a user
+    opened.close_extent(pool.at_hand)  # our own descriptor would count as a user
     outlives = pool.extents.is_written(opened.ino)
     with contextlib.suppress(Damaged):  # then its name was removed
         blocks.extent_fd(opened)

@@ -6,28 +6,23 @@ those durable, too. No request waits for any of them, unless it asks to (``Durab
 """
 
 import errno
+import functools
 import logging
 import os
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from kvfs.core.durable_pace import Pace
-from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.durable_pace import DurableGoal, Pace
+from kvfs.core.errors import KvfsError
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
+from kvfs.engine.durability.batch import STEP, DurableBatch, OpenBlock
 from kvfs.engine.durability.device_sync import DeviceSync, Done, Synced
-from kvfs.pool.durable.final_bytes import MAY_CHANGE
-from kvfs.pool.durable.identities import carries_identity
-from kvfs.pool.durable.not_durable import Waiting
+from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
 
-#: Bounds of a batch: its descriptors, and bytes that take a good part of a second to write.
-_BATCH_BLOCKS: Final = 128
-_BATCH_BYTES: Final = 256 << 20
-#: Blocks in one step on the loop, some 15 us each.
-_STEP: Final = 16
 #: Blocks that may still be written are looked at again after this time, so many at once.
 _HELD_S: Final = 1.0
 _HELD_LOOKS: Final = 64
@@ -35,34 +30,6 @@ _HELD_LOOKS: Final = 64
 _ASKED_S: Final = 2.0
 #: Errors of the machine's state, which say nothing about the bytes.
 _AGAIN: Final = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
-
-
-#: Stands in a goal that is not set: no ticket and no flush gets this high.
-_NOT_SET: Final = 1 << 62
-
-
-class DurableGoal:
-    """A moment up to which everything is to be durable. It is set once the list is complete."""
-
-    __slots__ = ("attributes", "flush", "gaps", "losses", "ticket")
-
-    def __init__(self, gaps: int, losses: int) -> None:
-        """*gaps* in the list must be closed first. *losses* are the failures so far: if there are
-        more at the end, not all is durable.
-        """
-        self.gaps, self.losses = gaps, losses
-        self.ticket = self.flush = self.attributes = _NOT_SET
-
-    @property
-    def is_set(self) -> bool:
-        """Whether it is known what must be durable."""
-        return self.flush != _NOT_SET
-
-
-class _Block(NamedTuple):
-    ino: InodeNo
-    waiting: Waiting
-    fd: int
 
 
 class DurablePass:
@@ -82,16 +49,16 @@ class DurablePass:
             lambda: pool.background.hand_over(self._collect),
         )
         self._pace = Pace(pool.settings.durable_within_s)
-        self._batch: list[_Block] = []
-        self._batch_bytes = 0
-        self._due_before_s = 0.0
-        #: Whether it gathers a batch, or waits for the thread; results wait in ``_judged``.
-        self._gathers = self._waits = False
-        self._judged: deque[tuple[_Block, Synced]] = deque()
+        self._batch = DurableBatch(pool, self._start)
+        #: Whether it waits for the thread; results wait in ``_judged``.
+        self._waits = False
+        #: How many identities are being written.
+        self._writing = 0
+        self._judged: deque[tuple[OpenBlock, Synced]] = deque()
         #: Blocks whose identities the flush under way makes durable.
-        self._flushing: list[tuple[InodeNo, Waiting]] = []
+        self._flushing = self._queue.identified()
         #: Blocks whose bytes are lost and whose names could not be removed yet.
-        self._lost: list[InodeNo] = []
+        self._lost = list[InodeNo]()
         self._asked_until_s = 0.0
         self._flush_wanted = 0
         self._looked_at_held_s = 0.0
@@ -110,8 +77,12 @@ class DurablePass:
         self._look_again(now_s)
         self._drop_lost()
         self._collect()
-        if not (self._waits or self._gathers or self._judged):
+        if not self._is_at_work:
             self._begin(now_s)
+
+    @property
+    def _is_at_work(self) -> bool:
+        return bool(self._waits or self._batch.gathers or self._judged or self._writing)
 
     def _collect(self) -> None:
         """Take the batch that the thread has ended, if any, without waiting for the next tick."""
@@ -126,9 +97,7 @@ class DurablePass:
         if first is not None and self._pace.is_due(
             now_s, first[1].since_s, busy=busy, urgent=urgent
         ):
-            self._due_before_s = self._pace.due_before_s(now_s, busy=busy, urgent=urgent)
-            self._gathers = True
-            self._pool.background.submit(self._gather)
+            self._batch.begin(self._pace.due_before_s(now_s, busy=busy, urgent=urgent))
             return
         waiting = (self._queue.first_identified_since_s(), self._attributes.written_since_s())
         since_s = min((since_s for since_s in waiting if since_s is not None), default=None)
@@ -144,58 +113,19 @@ class DurablePass:
             self._seen, self._stored_s = pool.counters.sequence, now_s
         return now_s - self._stored_s < _HELD_S
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._batch) >= _BATCH_BLOCKS or self._batch_bytes >= _BATCH_BYTES
-
-    def _gather(self) -> None:
-        """Take some blocks into the batch; begin it when it is full or no more are due."""
-        if not self._gathers:
-            return
-        for _ in range(_STEP):
-            first = self._queue.next_due()
-            if first is None or first[1].since_s > self._due_before_s or self._is_full:
-                self._gathers = False
-                self._start()
-                return
-            self._take(*first)
-        self._pool.background.submit(self._gather)
-
-    def _take(self, ino: InodeNo, waiting: Waiting) -> None:
-        """Take *ino* into the batch, unless somebody may still write it. Atomic."""
-        pool, queue = self._pool, self._queue
-        opened = pool.open.inodes.get(ino)
-        if opened is not None and opened.writers:
-            queue.remove(ino)  # its last close publishes it
-            return
-        try:
-            fd = pool.durable.final_bytes.open(ino)
-        except Damaged:
-            queue.remove(ino)  # its next open finds the damage
-            return
-        except OSError as error:
-            _log.warning("inode %#x is not durable yet: %s", ino, error)
-            fd = MAY_CHANGE
-        if fd == MAY_CHANGE:
-            queue.hold(ino)
-            return
-        queue.begin(ino)
-        self._batch.append(_Block(ino, waiting, fd))
-        self._batch_bytes += waiting.size_bytes
-
     def _start(self) -> None:
         """Let the thread wait for the batch, and flush."""
         self._flushing = self._queue.identified()
         self._attributes.begin_flush()
         self._flushes_begun += 1
         self._waits = True
-        self._sync.start([block.fd for block in self._batch])
+        self._sync.start(self._batch.descriptors)
 
     def _judge(self, done: Done, now_s: float) -> None:
         """Note what the thread found out."""
         self._waits = False
-        self._pace.note_ended(now_s, done.took_s, full=self._is_full)
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        self._pace.note_ended(now_s, done.took_s, full=self._batch.is_full)
+        batch = self._batch.take_all()
         failed = done.flush_error is not None or self._is_dead(done)
         self._attributes.end_flush(failed=failed)
         if failed:
@@ -228,7 +158,7 @@ class DurablePass:
 
     def _identify(self) -> None:
         """Write the identities of some blocks whose bytes are durable."""
-        for _ in range(min(_STEP, len(self._judged))):
+        for _ in range(min(STEP, len(self._judged))):
             block, synced = self._judged.popleft()
             try:
                 self._settle(block, synced)
@@ -236,10 +166,10 @@ class DurablePass:
                 self._close(block)
         if self._judged:
             self._pool.background.submit(self._identify)
-        elif not (self._waits or self._gathers):
+        elif not self._is_at_work:
             self._begin(self._pool.monotonic_s())  # the next batch, if it is due
 
-    def _settle(self, block: _Block, synced: Synced) -> None:
+    def _settle(self, block: OpenBlock, synced: Synced) -> None:
         """Mark one block durable, or drop it. Atomic: no checkpoint since the look at it."""
         pool, ino = self._pool, block.ino
         if synced.error is not None and synced.error.errno not in _AGAIN:
@@ -260,6 +190,8 @@ class DurablePass:
         if synced.error is not None:
             self._queue.put_back(ino)
             return
+        end = functools.partial(self._identified, block, synced)
+        self._writing += 1
         try:
             pool.durable.identities.write_durable(
                 ino,
@@ -267,8 +199,18 @@ class DurablePass:
                 has_holes=synced.has_holes,
                 content_crc=synced.content_crc,
                 fd=block.fd,
+                end=end,
             )
         except (KvfsError, OSError) as error:
+            end(error)
+
+    def _identified(self, block: OpenBlock, synced: Synced, error: Exception | None) -> None:
+        """Note that the identity of *block* was written, or why not. Atomic."""
+        ino = block.ino
+        self._writing -= 1
+        if not self._queue.is_taken(ino, block.waiting):
+            return  # written, published anew or removed meanwhile
+        if error is not None:
             _log.warning("inode %#x: its identity is not written yet: %s", ino, error)
             self._queue.put_back(ino)
             return
@@ -276,10 +218,10 @@ class DurablePass:
         self.checksums += synced.content_crc is not None
         self.unchecked += synced.content_crc is None
 
-    def _close(self, block: _Block) -> None:
+    def _close(self, block: OpenBlock) -> None:
         self._pool.durable.final_bytes.close(block.ino, block.fd)
 
-    def _put_back(self, block: _Block) -> None:
+    def _put_back(self, block: OpenBlock) -> None:
         self._close(block)
         if self._queue.is_taken(block.ino, block.waiting):
             self._queue.put_back(block.ino)
@@ -316,12 +258,25 @@ class DurablePass:
         """Set *goal* to now, unless it is set already, or the list has gaps. Atomic."""
         if goal.is_set or self._queue.closed_gaps < goal.gaps:
             return
-        self._pool.background.hurry()  # identities of directories, and of what was renamed
+        if not self._are_written(goal):
+            return
         self._pool.index.settle()
         self._queue.look_again(self._queue.held)
         self._flush_wanted = self._flushes_begun + 1
         goal.ticket, goal.flush = self._queue.ticket, self._flush_wanted
         goal.attributes = self._attributes.ticket
+
+    def _are_written(self, goal: DurableGoal) -> bool:
+        """Whether queued identities, of directories and of what was renamed, are written."""
+        background = self._pool.background
+        while goal.rounds:
+            if goal.upto < 0:
+                background.hurry()
+                goal.upto = background.device.submitted
+            if background.device.ended < goal.upto:
+                return False
+            goal.rounds, goal.upto = goal.rounds - 1, -1
+        return True
 
     def undone(self, goal: DurableGoal) -> int:
         """Return how many blocks and attributes *goal* still waits for, and work towards it.
@@ -361,9 +316,9 @@ class DurablePass:
     def close(self) -> None:
         """Wait for the thread, and put its blocks back. Identities that were written stay."""
         self._sync.close()
-        for block in [*self._batch, *(block for block, _ in self._judged)]:
+        for block in [*self._batch.stop(), *(block for block, _ in self._judged)]:
             self._put_back(block)
-        self._batch, self._gathers, self._waits = [], False, False
+        self._waits = False
         self._judged.clear()
 
     def checksum_counts(self) -> dict[str, Any]:

@@ -9,15 +9,15 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.errors import Damaged, KvfsError, NotAtHand
 from kvfs.core.records import HAS_CRC, HAS_HOLES, INODE_PREFIX, Identity, inode_key, parse_inodes
-from kvfs.core.types import NO_INODE, InodeNo
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
 from kvfs.storage.direct_open import open_direct
@@ -43,10 +43,11 @@ class ChecksumResult(Enum):
 
 
 class BlockToCompare(NamedTuple):
-    """A block whose bytes are to be compared with what its identity says."""
+    """A block whose bytes are to be compared with what its identity says, and its record."""
 
     ino: InodeNo
     identity: Identity
+    record: InodeRecord
 
 
 class Verifier:
@@ -89,7 +90,8 @@ class Verifier:
     def begin(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what to compare for block *ino*; None if it has no checksum.
 
-        Raises Damaged if its identity cannot be read, and removes its name; NoSpace, OSError.
+        Raises Damaged if its identity cannot be read, and removes its name; NoSpace, NotAtHand,
+        OSError.
         """
         look = self._look(ino)
         if look is None or not look.identity.flags & HAS_CRC:
@@ -112,11 +114,11 @@ class Verifier:
         if not stat.S_ISREG(record.mode):
             return None
         try:
-            identity = pool.extents.identity(ino)
+            identity = pool.at_hand.identity(ino)
         except Damaged:  # nothing says any more what the block is; the next lookup is a miss
             self._publishing.dismiss_lost(ino)
             raise
-        return None if identity is None else BlockToCompare(ino, identity)
+        return None if identity is None else BlockToCompare(ino, identity, record)
 
     def read(self, look: BlockToCompare) -> ChecksumResult:
         """Compare, in a thread, which reads the whole block from the device."""
@@ -154,30 +156,37 @@ class Verifier:
             self.right += 1
             self._know(ino)
             return True
-        try:
-            present = pool.extents.identity(ino)
-        except Damaged:
-            present = None
-        if present != look.identity or pool.index.inode_or_miss(ino) is None:
+        if not self._is_unchanged(look):
             return True
         if verdict is ChecksumResult.WRONG:
             self.wrong += 1
             _log.error("inode %#x %r: its bytes fail their checksum", ino, look.identity.name)
-            kept = self._keep_aside(ino)
-            _log.error("inode %#x is %s", ino, "in quarantine" if kept else "removed")
+            pool.background.device.submit(lambda: self._keep_aside(ino))
         else:
             self.unreadable += 1
         self._publishing.dismiss_lost(ino)
         return False
 
-    def _keep_aside(self, ino: InodeNo) -> bool:
+    def _is_unchanged(self, look: BlockToCompare) -> bool:
+        """Whether the block of *look* is there, and was not written since."""
+        pool, record = self._pool, self._pool.index.inode_or_miss(look.ino)
+        opened = pool.open.inodes.get(look.ino)
+        if record is None or (opened is not None and opened.writers):
+            return False
+        if look.ino in pool.durable.not_durable or not carries_identity(record):
+            return False
+        then = look.record
+        return (record.size_bytes, record.mtime_ns) == (then.size_bytes, then.mtime_ns)
+
+    def _keep_aside(self, ino: InodeNo) -> None:
+        """Move the extent of *ino* into the quarantine, before it is unlinked; in any thread."""
+        kept = False
         try:
             kept = self._quarantine.move_in(self._pool.extents, ino)
         except OSError as error:
             _log.warning("inode %#x is not kept for a look: %s", ino, error)
-            return False
         self._look_at_quarantine()
-        return kept
+        _log.error("inode %#x is %s", ino, "in quarantine" if kept else "removed")
 
     def _look_at_quarantine(self) -> None:
         """Note what is there; it is no reason to refuse a start."""
@@ -241,12 +250,11 @@ class Verifier:
         The bytes just read are taken for right; from now on they can be compared.
         """
         # Atomic: if its identity is the same, nobody could write it since.
-        present = self._look(look.ino)
-        if crc is None or present != look:
+        if crc is None or not self._is_unchanged(look):
             return
-        identity = look.identity
+        identity, device = look.identity, self._pool.background.device
         summed = identity._replace(flags=identity.flags | HAS_CRC, content_crc=crc)
-        self._pool.extents.identify(look.ino, summed)
+        device.submit(lambda: self._pool.extents.identify(look.ino, summed))
         self.given += 1
 
     def _next_look(self) -> BlockToCompare | None:
@@ -259,10 +267,14 @@ class Verifier:
                     self.end_doubt()
             self._after, self._whole = b"", True
         for ino, record in parse_inodes(rows):
-            self._after = inode_key(ino)
+            before, self._after = self._after, inode_key(ino)
             if record is not None:
                 try:
                     look = self._look(ino)
+                except NotAtHand as lack:
+                    self._after = before
+                    self._pool.background.asks.submit(lack.begin(), _call)
+                    return None
                 except (Damaged, OSError):
                     self._whole = False
                     continue  # its next open finds the damage
@@ -309,6 +321,19 @@ class VerifyProgress:
         }
 
 
+def _begun(verifier: Verifier, ino: InodeNo) -> Generator[None, None, BlockToCompare | None]:
+    """Return what ``Verifier.begin`` does; yield while a thread reads the identity."""
+    while True:
+        try:
+            return verifier.begin(ino)
+        except NotAtHand as lack:
+            reading: Aside[Callable[[], None]] = Aside("kvfs-identity")
+            reading.start(lack.begin())
+        while (follow := reading.pop_result()) is None:
+            yield
+        follow()
+
+
 def verify_all(
     verifier: Verifier,
     inos: Iterator[InodeNo],
@@ -329,7 +354,7 @@ def verify_all(
                 continue
             progress.looked_at += 1
             try:
-                look = verifier.begin(ino)
+                look = yield from _begun(verifier, ino)
             except (Damaged, OSError) as error:
                 _log.warning("inode %#x: %s", ino, error)
                 look, everything = None, False
@@ -351,3 +376,7 @@ def verify_all(
             verifier.end_doubt()
     finally:
         reading.join()
+
+
+def _call(follow: Callable[[], None]) -> None:
+    follow()

@@ -4,6 +4,7 @@
 where many small ones have the names, and never an empty one. So there names are counted.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Final
@@ -12,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.changed import Reason
+from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE, Columns, coldest_empty, coldest_names
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import Victims, used_since
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
 
 #: A plan from a long scan has at least 1/64 of all blocks. A scan of a hundred million rows takes
 #: some seconds, and its plan should last longer than that.
@@ -37,6 +42,31 @@ _PAUSE_PART: Final = 1 / 16
 _PAUSE_LEAST_S: Final = 0.25
 _PAUSE_MOST_S: Final = 60.0
 _RANKS: Final = tuple(int(rank) for rank in EVICTABLE)
+
+
+class IndexGrowth:
+    """Preallocates space for the index, and has blocks evicted if the device has none for it."""
+
+    def __init__(self, pool: Pool, allocator: Allocator) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        #: Whether the device had no space for it.
+        self._starves = False
+
+    def run_due(self) -> None:
+        """Have the index grow, in a thread, if that is due."""
+        if self._pool.index.preallocation_due():
+            self._pool.background.submit_long(self._grow)
+        if self._starves:
+            self._starves = False
+            self._allocator.make_index_room()
+
+    def _grow(self) -> None:
+        try:
+            self._pool.index.preallocate()
+        except NoSpace as error:
+            _log.info("%s; evicting blocks for it", error)
+            self._starves = not self._pool.index.room.is_bound
 
 
 class NameEviction:

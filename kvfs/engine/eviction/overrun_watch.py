@@ -8,7 +8,7 @@ can be evicted, it is stopped: its bytes are freed, its close is ENOSPC, its nam
 import logging
 from typing import Final
 
-from kvfs.core.errors import NoSpace
+from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
@@ -75,6 +75,8 @@ class OverrunWatch:
         pool = self._pool
         try:
             self._allocator.require_space(0)
+        except NotAtHand:
+            return  # the device is freeing some: the next tick looks again
         except NoSpace:
             # No draft is stopped for what it may take next, which is a guess.
             if pool.space.taken.overstepped_bytes and not self._reclaim.hopeful:

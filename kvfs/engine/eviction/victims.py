@@ -94,7 +94,7 @@ def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     else:
         fd = pool.durable.final_bytes.opened(ino)  # the pass that makes it durable is no user
     if fd is None:
-        return pool.extents.is_used(ino)
+        return pool.at_hand.is_used(ino)
     with contextlib.suppress(OSError):
         return pool.extents.in_use(fd)
     return False

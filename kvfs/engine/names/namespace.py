@@ -34,7 +34,7 @@ from kvfs.core.types import (
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
-from kvfs.pool.durable.identities import carries_identity
+from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S
 from kvfs.pool.open.ports import Closes
 from kvfs.pool.pool import Pool
@@ -185,6 +185,7 @@ class Namespace:
         self.require_free(parent, name)
         require_node(pool, uid if asks is None else asks)
         self._allocator.require_name()
+        pool.numbers.require(at_once=not pool.background.device.is_serving)
         parent_record = self.directory(parent)  # again, as blocks may have been evicted from it
         ino = pool.numbers.give_out()
         now_ns = pool.clock_ns()

@@ -13,8 +13,10 @@ seconds after such a line all blocks that were in use are read once, in a thread
 """
 
 import contextlib
+import functools
 import logging
 import os
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -182,37 +184,68 @@ class WriteBack:
 
     def _step(self) -> None:
         """Do one step of the walk at leisure. Raises NoSpace, OSError: the rest waits."""
-        self._walk_on()
-        if self._upto is not None:
-            self._pool.background.submit_leisure(self._step)
+        rows, suspects = self._next_suspects()
+        leisure = self._pool.background.submit_leisure
+
+        def drop(without: set[InodeNo]) -> None:
+            self._drop(rows, suspects, without)
+            if self._upto is not None:
+                leisure(self._step)
+
+        self._pool.background.device.submit(
+            functools.partial(self._without_identity, suspects),
+            lambda without: leisure(functools.partial(drop, without)),
+        )
 
     def _walk_on(self) -> None:
         """Drop some of the blocks stored since the last good look. Raises NoSpace, OSError."""
+        rows, suspects = self._next_suspects()
+        self._drop(rows, suspects, self._without_identity(suspects))
+
+    def _next_suspects(self) -> tuple[bytes, dict[InodeNo, InodeRecord]]:
+        """Return the last key of the next rows, and the blocks there that may be lost."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
-        for ino, record in parse_inodes(rows):
-            if record is not None and self._is_suspect(ino, record):
+        suspects = {
+            ino: record
+            for ino, record in parse_inodes(rows)
+            if record is not None and self._is_suspect(record)
+        }
+        return rows[-1][0] if rows else b"", suspects
+
+    def _without_identity(self, suspects: Collection[InodeNo]) -> set[InodeNo]:
+        """Return those of *suspects* without an identity; in any thread. Raises OSError."""
+        return {ino for ino in suspects if not self._has_identity(ino)}
+
+    def _drop(
+        self, after: bytes, suspects: Mapping[InodeNo, InodeRecord], without: set[InodeNo]
+    ) -> None:
+        """Drop the *suspects* that the device does not have: *without* an identity, or written.
+
+        They were found in the rows up to *after*; empty: there are no more. Raises NoSpace,
+        OSError.
+        """
+        pool = self._pool
+        for ino, record in suspects.items():
+            lacks = ino in pool.durable.not_durable or ino in pool.open.inodes.written
+            if (ino in without or lacks) and pool.index.inode_or_miss(ino) == record:
                 self._dismiss(ino)
-        self._pool.departures.removed.give_way()  # they must not be opened any more
-        if rows:
-            self._after = rows[-1][0]
+        pool.departures.removed.give_way()  # they must not be opened any more
+        if after:
+            self._after = after
             return
         assert self._upto is not None
         _log.error("%d blocks dropped, which the device may not have", self._gone)
         self._proven, self._since_ns, self._gone = self._upto, self._pool.clock_ns(), 0
         self._upto = None
 
-    def _is_suspect(self, ino: InodeNo, record: InodeRecord) -> bool:
+    def _is_suspect(self, record: InodeRecord) -> bool:
         assert self._upto is not None
         if record.sequence > self._upto:
             return False  # stored since then: the next look will show
-        if record.sequence <= self._proven and record.ctime_ns < self._since_ns:
-            return False
-        return not self._is_durable(ino)
+        return record.sequence > self._proven or record.ctime_ns >= self._since_ns
 
-    def _is_durable(self, ino: InodeNo) -> bool:
+    def _has_identity(self, ino: InodeNo) -> bool:
         """Whether the pass found the bytes of block *ino* on the device (engine/durability/)."""
-        if ino in self._pool.durable.not_durable or ino in self._pool.open.inodes.written:
-            return False
         with contextlib.suppress(Damaged):
             return self._pool.extents.identity(ino) is not None
         return False

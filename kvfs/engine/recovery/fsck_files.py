@@ -12,7 +12,7 @@ from kvfs.core.records import HAS_HOLES, AttributeRecord
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.recovery.file_claims import attributes_of
 from kvfs.engine.recovery.fsck_rows import FsckReport
-from kvfs.pool.durable.identities import agrees, carries_identity, identity_of, is_identified
+from kvfs.pool.durable.agreement import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 from kvfs.storage.kept_aside import StrayFiles

@@ -18,12 +18,13 @@ from itertools import chain, islice
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.errors import Damaged
+from kvfs.core.errors import Damaged, NotAtHand
 from kvfs.core.inode_rules import Ascent
 from kvfs.core.log_records import Moment
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import Move, TreeChange
+from kvfs.engine.recovery.claims_at_hand import ClaimsAtHand
 from kvfs.engine.recovery.file_claims import (
     agrees,
     block_record,
@@ -65,6 +66,7 @@ class Reconcile:
         self._pool = pool
         self._found: deque[tuple[InodeNo, bool]] = deque()
         self._settling: set[InodeNo] = set()
+        self._claims = ClaimsAtHand(pool)
         self._searching = False
         self._searched = False
         self.dropped = self.entered = self.moved = 0
@@ -108,21 +110,25 @@ class Reconcile:
 
         Raises NoSpace, OSError.
         """
-        for _ in range(min(len(self._found), _SETTLED_A_TICK)):
-            ino, passed = self._found[0]
+        some = list(islice(self._found, _SETTLED_A_TICK))
+        for ino, passed in some:
             if passed and self._doubt is not None:
                 self._doubt = self._doubt._replace(verified=ino)
             else:
-                self.prove(ino)
+                try:
+                    self.prove(ino)
+                except NotAtHand:
+                    self._claims.read_ahead(other for other, passes in some if not passes)
+                    return False
             self._found.popleft()
         if not self._searching and not self._found:
             self._end()
         return self.done
 
     def prove(self, ino: InodeNo) -> bool:
-        """Return whether the index was right about *ino*, else correct it. Raises NoSpace, OSError.
+        """Return whether the index was right about *ino*, else correct it.
 
-        Called for inodes below ``below`` only.
+        Called for inodes below ``below`` only. Raises NoSpace, NotAtHand, OSError.
         """
         doubt = self._doubt
         if doubt is None or ino >= doubt.below or ino in self._pool.open.inodes:
@@ -249,7 +255,7 @@ class Reconcile:
     def _settle(self, ino: InodeNo) -> bool:
         """Make the index agree with the file of block *ino*; return whether that changed it."""
         pool = self._pool
-        claim = block_record(pool.extents, pool.syscalls, ino)
+        claim = self._claims.of(ino)
         record = pool.index.inode_or_miss(ino)
         if claim is None or not self._is_directory(claim.parent):
             return record is not None and self._drop(ino, record)

@@ -18,7 +18,7 @@ from typing import Final
 
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.identities import agrees, is_identified
+from kvfs.pool.durable.agreement import agrees, is_identified
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 

@@ -335,6 +335,10 @@ class TruncatingOpens:
             self._drop_awaited()
         self.displaced.run_due(now_s)
 
+    def _try_trim(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # a reader may still have the extent
+            self._pool.extents.trim(fd, 0)
+
     def close(self) -> None:
         """Give up all, because the pool stops."""
         self.old.close()
@@ -347,8 +351,7 @@ class TruncatingOpens:
         ino = next(iter(self._awaited))
         extent = self._awaited.leave(ino)
         self._pool.space.taken.extra_bytes -= extent.reserve_bytes
-        with contextlib.suppress(OSError):  # a reader may still have the extent
-            self._pool.extents.trim(extent.fd, 0)
+        self._pool.background.device.submit(lambda: self._try_trim(extent.fd))
         self._pool.open.ready.let_go(extent)
         if self._pool.index.inode_or_miss(ino) is not None:
             try:

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.types import InodeNo
 from kvfs.devices import Device
-from kvfs.pool.durable.identities import Identities, carries_identity
+from kvfs.pool.durable.agreement import carries_identity
+from kvfs.pool.durable.identities import Identities
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.extents import Extents
+from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
@@ -44,6 +46,7 @@ class FinalBytes:
         self,
         index: Index,
         extents: Extents,
+        at_hand: ExtentsAtHand,
         open_inodes: OpenInodes,
         identities: Identities,
         syscalls: Syscalls,
@@ -54,6 +57,7 @@ class FinalBytes:
         """*checksums_s*: how long (s) all checksums of one ``mark_all`` may take together."""
         self._index = index
         self._extents = extents
+        self._at_hand = at_hand
         self._open_inodes = open_inodes
         self._identities = identities
         self._syscalls = syscalls
@@ -70,24 +74,38 @@ class FinalBytes:
         From here on a writer needs a new open, which takes the block off the list of what is not
         durable (not_durable.py). End it by ``close``. Raises Damaged, OSError.
         """
+        fd = self.open_unwritten(ino) if self.begin_open(ino) else MAY_CHANGE
+        if fd != MAY_CHANGE:
+            self.note_open(ino, fd)
+        return fd
+
+    def begin_open(self, ino: InodeNo) -> bool:
+        """Prepare ``open_unwritten`` of *ino*; False if its bytes are not final."""
         opened = self._open_inodes.get(ino)
         if opened is not None:
             if opened.writers or opened.quiet_writers or opened.transfers or opened.allocating:
-                return MAY_CHANGE  # a file server may write by a handle that it never closes
+                return False  # a file server may write by a handle that it never closes
             # The lease test would see a writer; readers open it again.
-            opened.close_extent(self._syscalls)
+            opened.close_extent(self._at_hand)
+        return True
+
+    def open_unwritten(self, ino: InodeNo) -> int:
+        """Do the part of ``open`` that asks the device, after ``begin_open``; in any thread."""
         fd = self._extents.open(ino, os.O_RDONLY)
         if self._extents.may_be_written(fd):
             self._syscalls.close(fd)
             return MAY_CHANGE
-        self._reading.setdefault(ino, fd)
         return fd
+
+    def note_open(self, ino: InodeNo, fd: int) -> None:
+        """Note that *fd*, from ``open_unwritten``, is open until ``close``."""
+        self._reading.setdefault(ino, fd)
 
     def close(self, ino: InodeNo, fd: int) -> None:
         """Close descriptor *fd* of *ino*, which ``open`` returned."""
         if self._reading.get(ino) == fd:
             del self._reading[ino]
-        self._syscalls.close(fd)
+        self._at_hand.close(ino, fd)
 
     def opened(self, ino: InodeNo) -> int | None:
         """Return the descriptor that ``open`` has of *ino*, None if it has none."""

@@ -9,13 +9,13 @@ import functools
 import logging
 import stat
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import IDENTIFIED, SLABS
-from kvfs.core.records import HAS_CRC, HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Identity
+from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.pool.durable.agreement import carries_identity, identity_of
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks, is_quick
 from kvfs.pool.durable.not_durable import Change as AttributeChange
 from kvfs.pool.space.unlink_queue import UnlinkQueue
@@ -25,58 +25,7 @@ from kvfs.storage.undurable_table import Lacks, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 
-
-def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
-    """Return the identity that belongs to *record*."""
-    return Identity(
-        ino=ino,
-        parent=record.parent,
-        sequence=record.sequence,
-        mode=record.mode,
-        uid=record.uid,
-        gid=record.gid,
-        size_bytes=record.size_bytes,
-        mtime_ns=record.mtime_ns,
-        flags=IS_SLAB if record.state in SLABS else 0,
-        content_crc=0,
-        name=record.name,
-    )
-
-
-def carries_identity(record: InodeRecord) -> bool:
-    """Whether *record*'s inode has an identity; drafts have none."""
-    return not stat.S_ISREG(record.mode) or record.state in IDENTIFIED
-
-
-def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
-    """Whether a file has an identity, even an unreadable one. Raises OSError."""
-    try:
-        return (extents.node(ino) if of_node else extents.identity(ino)) is not None
-    except Damaged:
-        return True
-
-
-def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
-    """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
-    try:
-        if not carries_identity(record):  # being written; a kill may have prevented the removal
-            return extents.identity(ino) is None
-        if stat.S_ISREG(record.mode):
-            return _is_of(extents.identity(ino), ino, record)
-        node = extents.node(ino)
-    except Damaged:
-        return False
-    return node is not None and node[1] == record.target and _is_of(node[0], ino, record)
-
-
-def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
-    """Whether *identity* is that of *record*; the mtime of a directory is ignored."""
-    expected = identity_of(ino, record)
-    if identity is None:
-        return False
-    if not stat.S_ISDIR(record.mode):
-        return identity._replace(flags=identity.flags & ~OF_BYTES, content_crc=0) == expected
-    return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
+R = TypeVar("R")
 
 
 class Identities:
@@ -116,6 +65,7 @@ class Identities:
         #: Written before the identity that they belong to.
         self.attributes = attributes
         self._background = background
+        self._device = background.device
         self._unlink_queue = unlink_queue
         self.not_durable = not_durable
         self._memory = memory
@@ -123,8 +73,11 @@ class Identities:
         #: Inodes whose identity was removed, but may be on the device until an fsync, a new
         #: identity or the unlink.
         self._lingering: set[InodeNo] = set()
-        #: Inodes whose identity's removal is queued, or has failed.
-        self._withdrawing: set[InodeNo] = set()
+        #: Inodes whose identity's removal is queued, or has failed, by the removal's number.
+        self._withdrawing: dict[InodeNo, int] = {}
+        self._withdrawals = 0
+        #: The last job queued for each inode, until the device has done it.
+        self._told: dict[InodeNo, object] = {}
 
     def follow(self, changed: Changed) -> None:
         """Queue the identity, or its removal, of an inode that has a name."""
@@ -157,10 +110,16 @@ class Identities:
         if not carries_identity(record) or ino in self.not_durable or ino in self.attributes:
             return
         identity, target = identity_of(ino, record), record.target
+        before = self._withdrawing.get(ino, 0)
         if stat.S_ISREG(record.mode):
-            self._queue(ino, lambda: self._renew(ino, identity))
+            self._queue(
+                ino,
+                lambda: self._renew(ino, identity),
+                lambda renewed: self._renewed(ino, identity, before, renewed=renewed),
+            )
         else:
-            self._queue(ino, lambda: self._extents.identify_node(ino, identity, target))
+            work = functools.partial(self._extents.identify_node, ino, identity, target)
+            self._queue(ino, work)
 
     def note_attributes(self, ino: InodeNo) -> None:
         """Queue *ino*'s attributes, which changed in the index, and then its identity."""
@@ -209,7 +168,7 @@ class Identities:
         self.write_anew(ino, record)
 
     def _say_all(self, ino: InodeNo, *, at_once: bool = False) -> None:
-        """Write *ino*'s attributes, and then its identity; large attributes in the thread."""
+        """Write *ino*'s attributes, and then its identity; large attributes in the other thread."""
         change, record = self.attributes.change_of(ino), self.attributes.record(ino)
         if change is None or record is None:  # already written, or the inode is gone
             self.attributes.forget(ino)
@@ -219,8 +178,10 @@ class Identities:
             self._attributes_written(ino, change, kept=False)
             return
         if at_once or is_quick(attributes):
-            kept = self.attributes.write(attributes, record)
-            self._attributes_written(ino, change, kept=kept)
+            self._device.submit(
+                lambda: self.attributes.write(attributes, record),
+                lambda kept: self._attributes_written(ino, change, kept=kept),
+            )
         else:
             self._background.submit_long(lambda: self._write_long(attributes, record, change))
 
@@ -243,15 +204,24 @@ class Identities:
             self.write(ino, record)
             self._background.carry_out(ino)
 
-    def _renew(self, ino: InodeNo, identity: Identity) -> None:
-        """Replace the identity of a block; if it has none, its bytes must become durable first."""
+    def _renew(self, ino: InodeNo, identity: Identity) -> bool:
+        """Replace the identity of a block, in the device's thread; False if it has none."""
         present = self._present(ino)
         if present is None:
-            self.not_durable.add(ino, identity.size_bytes, self._monotonic_s())
-            return
+            return False
         flags = identity.flags | (present.flags & OF_BYTES)
         renewed = identity._replace(flags=flags, content_crc=present.content_crc)
-        self._write_extent(ino, renewed)
+        self._extents.identify(ino, renewed)
+        return True
+
+    def _renewed(self, ino: InodeNo, identity: Identity, before: int, *, renewed: bool) -> None:
+        """Note that the identity was replaced; else its bytes must become durable first."""
+        if renewed:
+            self._note_written(ino, before)
+        elif ino not in self._withdrawing and ino not in self.not_durable:
+            record = self.attributes.record(ino)
+            if record is not None and carries_identity(record):
+                self.not_durable.add(ino, identity.size_bytes, self._monotonic_s())
 
     def _present(self, ino: InodeNo) -> Identity | None:
         with contextlib.suppress(Damaged):
@@ -266,11 +236,13 @@ class Identities:
         has_holes: bool,
         content_crc: int | None = None,
         fd: int | None = None,
+        end: Callable[[Exception | None], None] | None = None,
     ) -> None:
         """Write the identity of a block whose bytes are durable. Raises NoSpace, OSError.
 
         *content_crc* is the CRC32C of its bytes, None if there is none (extent_bytes.py).
-        *fd*, if the extent is open anyway, halves the cost.
+        *fd*, if the extent is open anyway, halves the cost. *end* is called on the loop with what
+        was raised, if requests are served.
         """
         identity = identity_of(ino, record)
         if has_holes:
@@ -281,7 +253,27 @@ class Identities:
         if ino in self.attributes:
             self._say_all(ino, at_once=True)
         self._forget_queued(ino)
-        self._write_extent(ino, identity, fd=fd)
+        before = self._withdrawing.get(ino, 0)
+
+        def work() -> Exception | None:
+            try:
+                self._extents.identify(ino, identity, fd=fd)
+            except (KvfsError, OSError) as error:
+                if not self._device.is_serving:
+                    raise
+                return error
+            return None
+
+        def ended(error: Exception | None) -> None:
+            if error is None:
+                self._note_written(ino, before)
+            if end is not None:
+                end(error)
+            present = self.attributes.record(ino) if self._device.is_serving else None
+            if present is not None and present.sequence != record.sequence:
+                self.write(ino, present)  # it was renamed meanwhile, say
+
+        self._device.submit(work, ended)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether the device may have an identity of *ino*, the present or a former one."""
@@ -298,8 +290,7 @@ class Identities:
     def withdraw(self, ino: InodeNo) -> None:
         """Queue the removal of an extent's identity, because its bytes are about to change."""
         self.not_durable.remove(ino)
-        self._withdrawing.add(ino)
-        self._queue(ino, lambda: self._unidentify(ino))
+        self._queue(ino, lambda: self._extents.unidentify(ino), self._begin_withdrawal(ino))
 
     def was_identified(self, ino: InodeNo) -> bool:
         """Whether *ino*'s identity was or will be removed, but may still be on the device."""
@@ -308,12 +299,14 @@ class Identities:
     def withdraw_now(self, ino: InodeNo) -> bool:
         """Remove an extent's identity; return whether the device may still have it. Raises OSError.
 
-        If True, fsync the extent to make the removal durable, and then call ``forgotten``.
+        If True, fsync the extent to make the removal durable, and then call ``forgotten``. While
+        requests are served the device's thread removes it, and only afterwards ``was_identified``
+        tells that.
         """
         self.not_durable.remove(ino)
         self._forget_queued(ino)
-        self._unidentify(ino)
-        return ino in self._lingering
+        self._device.submit(lambda: self._extents.unidentify(ino), self._begin_withdrawal(ino))
+        return self.was_identified(ino)
 
     def forgotten(self, ino: InodeNo) -> None:
         """Note that *ino*'s extent was fsynced after the removal of its identity."""
@@ -325,23 +318,30 @@ class Identities:
         self.attributes.forget(ino)
         self._forget_queued(ino)
         self._lingering.discard(ino)
-        self._withdrawing.discard(ino)
+        self._withdrawing.pop(ino, None)
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
             self._unlink_queue.add(remove, record.allocated_bytes, in_use)
         elif carries_identity(record):
-            self._background.submit(lambda: self._extents.forget_node(ino))
+            forget = functools.partial(self._extents.forget_node, ino)
+            self._background.submit(lambda: self._device.submit(forget))
 
-    def _queue(self, ino: InodeNo, job: Callable[[], None]) -> None:
-        """Queue *job*, which writes or removes *ino*'s identity; note it for the next server."""
+    def _queue(
+        self, ino: InodeNo, work: Callable[[], R], end: Callable[[R], None] | None = None
+    ) -> None:
+        """Queue *work*, which writes or removes *ino*'s identity; note it for the next server."""
         self.foretell(ino)
+        self._told[ino] = work
 
-        def done() -> None:
-            job()
-            self._memory.drop(Lacks.IDENTITY, ino)
+        def done(result: R) -> None:
+            if end is not None:
+                end(result)
+            if self._told.get(ino) is work:
+                del self._told[ino]
+                self._memory.drop(Lacks.IDENTITY, ino)
 
-        self._background.identify(ino, done)
+        self._background.identify(ino, lambda: self._device.submit(work, done))
 
     def foretell(self, ino: InodeNo) -> None:
         """Note for the next server, before the index changes, that *ino* needs another identity."""
@@ -349,14 +349,26 @@ class Identities:
 
     def _forget_queued(self, ino: InodeNo) -> None:
         self._background.forget(ino)
+        self._told.pop(ino, None)
         self._memory.drop(Lacks.IDENTITY, ino)
 
-    def _unidentify(self, ino: InodeNo) -> None:
-        if self._extents.unidentify(ino):
-            self._lingering.add(ino)
-        self._withdrawing.discard(ino)
+    def _begin_withdrawal(self, ino: InodeNo) -> Callable[[bool], None]:
+        """Note that *ino*'s identity is being removed; return what follows that."""
+        self._withdrawals = number = self._withdrawals + 1
+        self._withdrawing[ino] = number
 
-    def _write_extent(self, ino: InodeNo, identity: Identity, *, fd: int | None = None) -> None:
-        self._extents.identify(ino, identity, fd=fd)
+        def end(lingers: bool) -> None:
+            if lingers and ino in self._withdrawing:  # else it was erased
+                self._lingering.add(ino)
+            self._end_withdrawal(ino, number)
+
+        return end
+
+    def _end_withdrawal(self, ino: InodeNo, number: int) -> None:
+        if self._withdrawing.get(ino) == number:
+            del self._withdrawing[ino]
+
+    def _note_written(self, ino: InodeNo, before: int) -> None:
+        """Note that *ino* has an identity; *before*: the removal that it follows, or 0."""
         self._lingering.discard(ino)  # it was overwritten, so the next removal starts from this one
-        self._withdrawing.discard(ino)
+        self._end_withdrawal(ino, before)

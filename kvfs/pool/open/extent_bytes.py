@@ -10,6 +10,7 @@ reserved blocks as holes.
 import os
 
 from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo, round_up
+from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -27,6 +28,10 @@ class ExtentBytes:
     allocating = 0
     #: How many reads and writes through ``fd`` are under way in threads.
     transfers = 0
+    #: How often its times are being set, by a writer's open or a client; the record has them.
+    settling = 0
+    #: Why they could not be set, for the open that waits for it.
+    unsettled: OSError | None = None
     #: Bytes from offset 0 on without a hole; -1 while there is no hole.
     front_bytes = -1
     #: If ``front_bytes`` is set: there is no block beyond this offset.
@@ -42,10 +47,10 @@ class ExtentBytes:
         """Keep *fd*, on which the extent was opened, to the last close."""
         self.fd = fd
 
-    def close_extent(self, syscalls: Syscalls) -> None:
+    def close_extent(self, at_hand: ExtentsAtHand) -> None:
         """Close the descriptor, if there is one."""
         if self.fd >= 0:
-            syscalls.close(self.fd)
+            at_hand.close(self.ino, self.fd)
             self.fd = -1
 
     def take_fresh_id(self) -> BackingId:
@@ -70,6 +75,21 @@ class ExtentBytes:
     def end_transfer(self) -> None:
         """A read or a write has ended."""
         self.transfers -= 1
+
+    def begin_settling(self) -> None:
+        """Its times are being set."""
+        self.settling += 1
+
+    def end_settling(self, error: OSError | None) -> None:
+        """Its times were set, unless there was an *error*."""
+        self.settling -= 1
+        self.unsettled = error
+
+    def require_settled(self) -> None:
+        """Raise the OSError of times that could not be set."""
+        error, self.unsettled = self.unsettled, None
+        if error is not None:
+            raise error
 
     # ---- what is allocated ----
 

@@ -9,6 +9,7 @@ from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeRecord
 from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
 
 #: The kernel's coarse clock advances in steps of 1 to 10 ms; on a virtual machine it may be late.
@@ -81,7 +82,9 @@ def not_before(record: InodeRecord, written: InodeRecord) -> InodeRecord:
     return written
 
 
-def require_size(syscalls: Syscalls, opened: OpenInode, record: InodeRecord | None) -> None:
+def require_size(
+    syscalls: Syscalls, at_hand: ExtentsAtHand, opened: OpenInode, record: InodeRecord | None
+) -> None:
     """Raise Damaged if the extent of a settled block has another size than its *record*.
 
     Otherwise a reader would get a part of the block, or more, and no error. Call it when the extent
@@ -91,7 +94,7 @@ def require_size(syscalls: Syscalls, opened: OpenInode, record: InodeRecord | No
         return
     size_bytes = syscalls.fstat(opened.fd).st_size
     if size_bytes != record.size_bytes:
-        opened.close_extent(syscalls)
+        opened.close_extent(at_hand)
         raise Damaged(
             f"extent {opened.ino:#x} has {size_bytes} bytes instead of {record.size_bytes}"
         )

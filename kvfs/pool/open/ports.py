@@ -55,8 +55,11 @@ class Kernel(Protocol):
     def writers_run_free(self) -> bool:
         """Whether writers may allocate without asking (passthrough)."""
 
-    def adopt(self, ino: InodeNo) -> BackingId:
-        """Register a new extent; return its backing id, 0 if it needs none. Raises OSError."""
+    def adopt(self, fd: int) -> BackingId:
+        """Register the new extent behind *fd*; return its backing id, 0 if it needs none.
+
+        Raises OSError.
+        """
 
     def abandon(self, backing_id: BackingId) -> None:
         """Give back *backing_id*, which ``adopt`` returned and nobody uses."""

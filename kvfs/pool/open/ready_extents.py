@@ -1,18 +1,21 @@
 """Ready extents: created, preallocated and registered before a CREATE needs them.
 
 A create on the hot path then allocates nothing. How many are kept follows the demand
-(headroom.py); an extent that is not needed is unlinked. Everything runs on the loop's thread.
+(headroom.py); an extent that is not needed is unlinked. The device's thread makes and unlinks them;
+all else runs on the loop's thread.
 """
 
 import contextlib
+import functools
 import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.errors import KvfsError, NoSpace
+from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.headroom import SizeForecast
 from kvfs.core.settings import Settings
 from kvfs.core.types import BackingId, InodeNo
@@ -26,6 +29,13 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
 
 _log: Final = logging.getLogger(__name__)
+
+#: Extents without a reserve that are always kept while requests are served: a create for which
+#: nothing is foreseen can begin with one, also while the device does not answer.
+_EMPTY_READY: Final = 2
+#: A create that finds no extent of its size has as many more made, twice as many each time.
+_MORE_AT_FIRST: Final = 2
+_MORE_AT_MOST: Final = 16
 
 
 class ReadyExtent(NamedTuple):
@@ -60,15 +70,22 @@ class ReadyExtents:
         self._unlink_queue = unlink_queue
         self._numbers = numbers
         self._background = background
+        self._device = background.device
         self._space = space
         self._settings = settings
         self.forecast = SizeForecast(settings.demand_directories_max)
         self._kernel = kernel
         self._queues: dict[int, deque[ReadyExtent]] = {}
+        #: What creates lacked and had made, since the last tick and since the one before. It is
+        #: theirs: until they have asked again it does not give way.
+        self._brought: list[ReadyExtent] = []
+        self._brought_before: list[ReadyExtent] = []
         self._coming: dict[int, int] = {}
         self._ordered: set[InodeNo] = set()
         self._coming_bytes = 0
         self._depths: dict[int, int] = {}
+        #: Sizes for which the device had no space since the last tick.
+        self._refused: set[int] = set()
         self.hits = 0
         self.misses = 0
 
@@ -83,15 +100,33 @@ class ReadyExtents:
 
     def has(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* is ready."""
-        return bool(self._queues.get(size_bytes))
+        return bool(self._queues.get(size_bytes)) or self._is_brought(size_bytes)
+
+    def _is_brought(self, size_bytes: int) -> bool:
+        brought = chain(self._brought_before, self._brought)
+        return any(extent.reserve_bytes == size_bytes for extent in brought)
+
+    def _take_brought(self, size_bytes: int) -> ReadyExtent | None:
+        """Return the oldest extent of *size_bytes* that was brought, None if there is none."""
+        for brought in (self._brought_before, self._brought):
+            for place, extent in enumerate(brought):
+                if extent.reserve_bytes == size_bytes:
+                    return brought.pop(place)
+        return None
 
     def give_out(self, size_bytes: int, now_s: float) -> ReadyExtent:
         """Return an extent with *size_bytes* allocated, for which the caller has made space.
 
-        If the device has no space, nothing is allocated. Raises NoSpace, OSError.
+        If the device has no space, nothing is allocated. Raises NoSpace, NotAtHand, OSError.
         """
-        self.forecast.note_created(size_bytes, now_s)
         queue = self._queues.get(size_bytes)
+        extent = self._take_brought(size_bytes) if self._brought or self._brought_before else None
+        if extent is None and not queue and self._device.is_serving:
+            self._require_made(size_bytes)
+        self.forecast.note_created(size_bytes, now_s)
+        if extent is not None:
+            self._space.ready_bytes -= extent.reserve_bytes
+            return extent
         if queue:
             extent = queue.popleft()
             self._space.ready_bytes -= extent.reserve_bytes
@@ -102,11 +137,45 @@ class ReadyExtents:
         self.misses += 1
         return self._prepare_now(size_bytes)
 
+    def _require_made(self, size_bytes: int) -> None:
+        """Raise NotAtHand for an extent that is not ready; NoSpace if the device has no room."""
+        if size_bytes in self._refused:
+            raise NoSpace(f"the device has no room for an extent of {size_bytes} bytes")
+        self._numbers.require(at_once=False)
+        raise NotAtHand("a fresh extent", lambda: self._begin_missed(size_bytes), stores=True)
+
+    def _begin_missed(self, size_bytes: int) -> Callable[[], Callable[[], None]]:
+        """Begin an extent that a create lacks, and have some more of its size made."""
+        self.misses += 1
+        depth = self._depths.get(size_bytes, 0)
+        self._depths[size_bytes] = max(depth, min(2 * depth or _MORE_AT_FIRST, _MORE_AT_MOST))
+        ino = self._numbers.give_out()
+        self._begin(ino, size_bytes)
+        self.fill()
+
+        def make() -> Callable[[], None]:
+            made = self._try_create(ino, size_bytes)
+            return functools.partial(self._end_missed, ino, size_bytes, made)
+
+        return make
+
+    def _end_missed(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> None:
+        error = self._end(ino, size_bytes, made)
+        if error is None:
+            self._brought.append(self._queues[size_bytes].pop())
+        elif isinstance(error, NoSpace) and size_bytes:
+            # The device is fuller than the capacity says: an empty extent may still fit.
+            self._refused.add(size_bytes)
+            self.give_way()
+            self._unlink_queue.hurry(self._space.capacity_bytes)
+        else:
+            raise error
+
     def recall(self, ino: InodeNo, reserve_bytes: int) -> ReadyExtent:
         """Return the extent that a previous server took for *ino*. Raises Damaged, OSError."""
         fd = self._extents.open(ino, os.O_RDWR)
         try:
-            return ReadyExtent(ino, fd, reserve_bytes, self._kernel.adopt(ino))
+            return ReadyExtent(ino, fd, reserve_bytes, self._kernel.adopt(fd))
         except BaseException:
             os.close(fd)
             raise
@@ -120,7 +189,7 @@ class ReadyExtents:
         """Close the descriptor and backing id of a taken extent. The file stays with its inode."""
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
-        os.close(extent.fd)
+        self._device.submit(lambda: os.close(extent.fd))
 
     def run_due(self, now_s: float, spendable_bytes: int) -> None:
         """Adjust the queues to the forecast; called a few times a second.
@@ -136,6 +205,12 @@ class ReadyExtents:
             limit_extents=ready_max(self._settings.ready_extents_max),
         )
         self._depths = dict(wanted)
+        self._refused.clear()
+        for extent in self._brought_before:
+            self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
+        self._brought_before, self._brought = self._brought, []
+        if self._device.is_serving:
+            self._depths[0] = max(_EMPTY_READY, self._depths.get(0, 0))
         for size_bytes in list(self._queues):
             queue = self._queues[size_bytes]
             while len(queue) > self._depths.get(size_bytes, 0):
@@ -152,28 +227,44 @@ class ReadyExtents:
                 self._order(size_bytes)
 
     def give_way(self) -> None:
-        """Drop all ready extents, because clients' data needs the space."""
-        self._depths.clear()
-        for queue in self._queues.values():
-            while queue:
-                self._discard(queue.pop())
-        self._queues.clear()
+        """Drop all ready extents, because clients' data needs the space.
+
+        While requests are served, those that hold none stay.
+        """
+        serving = self._device.is_serving
+        self._depths = {0: _EMPTY_READY} if serving else {}
+        if not serving:
+            self._brought_before += self._brought
+            self._brought = []
+        for size_bytes in list(self._queues):
+            if size_bytes or not serving:
+                for extent in self._queues.pop(size_bytes):
+                    self._discard(extent)
+        while self._brought_before and not serving:
+            self._discard(self._brought_before.pop())
 
     @property
     def count(self) -> int:
         """How many extents are ready now."""
-        return sum(len(queue) for queue in self._queues.values())
+        brought = len(self._brought) + len(self._brought_before)
+        return brought + sum(len(queue) for queue in self._queues.values())
 
     def numbers(self) -> set[InodeNo]:
         """Return the inode numbers of extents that are ready or ordered."""
         ready = {extent.ino for queue in self._queues.values() for extent in queue}
-        return ready | self._ordered
+        brought = {extent.ino for extent in chain(self._brought, self._brought_before)}
+        return ready | brought | self._ordered
 
     def _order(self, size_bytes: int) -> None:
         if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
+        if self._device.is_crowded:
+            return  # it does not answer
         try:
+            self._numbers.require(at_once=not self._device.is_serving)
             ino = self._numbers.give_out()
+        except NotAtHand:
+            return  # a thread fetches some
         except OSError as error:
             _log.warning("no inode numbers for ready extents: %s", error)
             return
@@ -183,21 +274,24 @@ class ReadyExtents:
         self._background.submit(lambda: self._prepare(ino, size_bytes))
 
     def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
-        self._ordered.discard(ino)
-        self._coming[size_bytes] -= 1
-        self._coming_bytes -= size_bytes
         have = len(self._queues.get(size_bytes, ()))
+        self._coming_bytes -= size_bytes
         if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
-            return  # the space was needed meanwhile, or the size is not in demand any more
-        # Not counted earlier: a waiting order holds no blocks.
-        self._space.ready_bytes += size_bytes
-        try:
-            extent = self._make(ino, size_bytes)
-        except (KvfsError, OSError) as error:
+            # The space was needed meanwhile, or the size is not in demand any more.
+            self._coming[size_bytes] -= 1
+            self._ordered.discard(ino)
+            return
+        self._begin(ino, size_bytes)
+        self._device.submit(
+            lambda: self._try_create(ino, size_bytes),
+            functools.partial(self._end_ordered, ino, size_bytes),
+        )
+
+    def _end_ordered(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> None:
+        self._coming[size_bytes] -= 1
+        error = self._end(ino, size_bytes, made)
+        if error is not None:
             _log.warning("no ready extent of %d bytes: %s", size_bytes, error)
-            self._space.ready_bytes -= size_bytes
-        else:
-            self._queues.setdefault(size_bytes, deque()).append(extent)
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
         try:
@@ -210,22 +304,54 @@ class ReadyExtents:
             self._unlink_queue.hurry(self._space.capacity_bytes)
             return self._make(self._numbers.give_out(), 0)
 
+    # ---- making one: its beginning and its end on the loop, between them the device ----
+
+    def _begin(self, ino: InodeNo, size_bytes: int) -> None:
+        """Count the extent *ino*, before the device allocates it; a waiting order holds none."""
+        self._ordered.add(ino)
+        self._space.ready_bytes += size_bytes
+
+    def _try_create(self, ino: InodeNo, size_bytes: int) -> int | Exception:
+        """Return the descriptor of a new extent, or why there is none; in any thread."""
+        try:
+            return self._extents.create(ino, size_bytes)
+        except (KvfsError, OSError) as error:
+            return error
+
+    def _end(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> Exception | None:
+        """Enter the extent that was *made*; return why there is none."""
+        self._ordered.discard(ino)
+        if isinstance(made, int):
+            try:
+                extent = ReadyExtent(ino, made, size_bytes, self._kernel.adopt(made))
+            except OSError as error:
+                self._device.submit(functools.partial(self._undo, ino, made))
+                made = error
+            else:
+                self._queues.setdefault(size_bytes, deque()).append(extent)
+                return None
+        self._space.ready_bytes -= size_bytes
+        return made
+
+    def _undo(self, ino: InodeNo, fd: int) -> None:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            self._extents.unlink(ino)
+
     def _make(self, ino: InodeNo, size_bytes: int) -> ReadyExtent:
         fd = self._extents.create(ino, size_bytes)
         try:
-            return ReadyExtent(ino, fd, size_bytes, self._kernel.adopt(ino))
+            return ReadyExtent(ino, fd, size_bytes, self._kernel.adopt(fd))
         except BaseException:
-            os.close(fd)
-            with contextlib.suppress(OSError):
-                self._extents.unlink(ino)
+            self._undo(ino, fd)
             raise
 
     def _discard(self, extent: ReadyExtent) -> None:
         self._space.ready_bytes -= extent.reserve_bytes
+        if extent.backing_id:
+            self._kernel.abandon(extent.backing_id)
         self._unlink_queue.add(lambda: self._remove(extent), extent.reserve_bytes)
 
     def _remove(self, extent: ReadyExtent) -> None:
-        if extent.backing_id:
-            self._kernel.abandon(extent.backing_id)
         os.close(extent.fd)
         self._extents.unlink(extent.ino)

@@ -5,6 +5,7 @@
 - ``ready_bytes``: ready extents.
 - ``stray_bytes``: files without an inode that are kept for a while (unlink_queue.py).
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
+- ``coming_bytes``: the part of these that the device's thread is unlinking.
 - ``deleted_open_bytes``: the same, but somebody still has them open or mapped.
 - ``pledged_bytes``: what writes in flight may still allocate.
 - ``lacking_bytes``: a guess at what drafts will take beyond their reserve until the next check.
@@ -30,6 +31,7 @@ class Space:
         self.ready_bytes = 0
         self.stray_bytes = 0
         self.pending_delete_bytes = 0
+        self.coming_bytes = 0
         self.deleted_open_bytes = 0
         self.pledged_bytes = 0
         self.lacking_bytes = 0

@@ -31,6 +31,24 @@ class _Unlink(NamedTuple):
     in_use: Callable[[], bool] | None
 
 
+class _Outcome(NamedTuple):
+    """What became of a removal: the extent was in use, and so stays; or an error; or neither."""
+
+    in_use: bool
+    error: Exception | None = None
+
+
+def _carry_out(unlink: _Unlink) -> _Outcome:
+    """Remove an extent unless it is in use; it may wait for the device."""
+    try:
+        if unlink.in_use is not None and unlink.in_use():
+            return _Outcome(in_use=True)
+        unlink.remove()
+    except Exception as error:  # raised once its bytes are accounted for
+        return _Outcome(in_use=False, error=error)
+    return _Outcome(in_use=False)
+
+
 class UnlinkQueue:
     """The removals that are due, oldest first."""
 
@@ -40,18 +58,20 @@ class UnlinkQueue:
         self._waiting: deque[_Unlink] = deque()
         #: Removals whose extent was in use; the one checked longest ago first.
         self._lingering: deque[_Unlink] = deque()
-        #: Sizes of extents that the thread has unlinked, and that are not counted as free yet.
-        self._finished: deque[int] = deque()
-        self._in_thread = 0
+        #: How many of these are being checked again.
+        self._checked = 0
+        #: Removals of large extents that the thread has ended, and that are not counted yet.
+        self._finished: deque[tuple[_Unlink, _Outcome]] = deque()
+        self._under_way = 0
 
     def __len__(self) -> int:
         """Return how many removals are waiting or under way, without those still in use."""
-        return len(self._waiting) + self._in_thread
+        return len(self._waiting) + self._under_way
 
     @property
     def lingering(self) -> int:
         """How many extents have no handle any more but are still in use."""
-        return len(self._lingering)
+        return len(self._lingering) + self._checked
 
     def add(
         self,
@@ -65,28 +85,41 @@ class UnlinkQueue:
         self._background.submit(self._next)
 
     def hurry(self, size_bytes: int) -> None:
-        """Unlink now until *size_bytes* are unclaimed, or the queue is empty."""
+        """Unlink now until *size_bytes* are unclaimed, or the queue is empty.
+
+        While requests are served, that only begins it: see ``Space.coming_bytes``.
+        """
         self.settle()
-        while self._waiting and self._space.unclaimed_bytes < size_bytes:
-            self._background.do(self._first)
+        space = self._space
+        while self._waiting and space.unclaimed_bytes + space.coming_bytes < size_bytes:
+            self._background.do(self._begin_first)
 
     def settle(self) -> None:
         """Count what the thread has freed, and queue extents that are no longer in use."""
         while self._finished:
-            self._space.pending_delete_bytes -= self._finished.popleft()
-            self._in_thread -= 1
+            unlink, outcome = self._finished.popleft()
+            self._background.do(functools.partial(self._end, unlink, outcome))
+        if self._checked:
+            return
         for _ in range(min(_LOOKS, len(self._lingering))):
+            self._checked += 1
             unlink = self._lingering.popleft()
-            if unlink.in_use is not None and unlink.in_use():
-                self._lingering.append(unlink)
-            else:
-                self._leave(unlink)
+            self._background.device.submit(
+                functools.partial(_is_in_use, unlink), functools.partial(self._look, unlink)
+            )
 
     def dismiss(self) -> None:
         """Queue all for unlinking, in use or not, because the pool stops."""
         while self._lingering:
             self._leave(self._lingering.popleft()._replace(in_use=None))
         self._waiting = deque(unlink._replace(in_use=None) for unlink in self._waiting)
+
+    def _look(self, unlink: _Unlink, in_use: bool) -> None:
+        self._checked -= 1
+        if in_use:
+            self._lingering.append(unlink)
+        else:
+            self._leave(unlink)
 
     def _leave(self, unlink: _Unlink) -> None:
         self._space.deleted_open_bytes -= unlink.size_bytes
@@ -95,41 +128,40 @@ class UnlinkQueue:
     def _next(self) -> None:
         """Unlink the next one, as a background job, if ``hurry`` has left one."""
         self.settle()
-        while self._waiting and self._lingers(self._waiting[0]):
-            pass
         if not self._waiting:
             return
         if self._waiting[0].size_bytes <= _LONG_UNLINK_BYTES:
-            self._remove(self._waiting.popleft())
+            self._begin_first()
             return
         unlink = self._waiting.popleft()
-        self._in_thread += 1
-        self._background.submit_long(lambda: self._in_the_thread(unlink))
+        self._under_way += 1
+        self._background.submit_long(lambda: self._finished.append((unlink, _carry_out(unlink))))
 
-    def _first(self) -> None:
-        if not self._lingers(self._waiting[0]):
-            self._remove(self._waiting.popleft())
+    def _begin_first(self) -> None:
+        unlink = self._waiting.popleft()
+        self._under_way += 1
+        self._space.coming_bytes += unlink.size_bytes
+        self._background.device.submit(
+            functools.partial(_carry_out, unlink), functools.partial(self._end_coming, unlink)
+        )
 
-    def _lingers(self, unlink: _Unlink) -> bool:
-        """Put the first removal, *unlink*, aside if its extent is in use; return whether it was."""
-        if unlink.in_use is None or not unlink.in_use():
-            return False
-        self._lingering.append(self._waiting.popleft())
+    def _end_coming(self, unlink: _Unlink, outcome: _Outcome) -> None:
+        self._space.coming_bytes -= unlink.size_bytes
+        self._end(unlink, outcome)
+
+    def _end(self, unlink: _Unlink, outcome: _Outcome) -> None:
+        """Count what became of *unlink*. Raises what its removal raised."""
+        self._under_way -= 1
         self._space.pending_delete_bytes -= unlink.size_bytes
-        self._space.deleted_open_bytes += unlink.size_bytes
-        return True
+        if outcome.in_use:
+            self._lingering.append(unlink)
+            self._space.deleted_open_bytes += unlink.size_bytes
+        if outcome.error is not None:
+            raise outcome.error
 
-    def _remove(self, unlink: _Unlink) -> None:
-        try:
-            unlink.remove()
-        finally:
-            self._space.pending_delete_bytes -= unlink.size_bytes
 
-    def _in_the_thread(self, unlink: _Unlink) -> None:
-        try:
-            unlink.remove()
-        finally:
-            self._finished.append(unlink.size_bytes)
+def _is_in_use(unlink: _Unlink) -> bool:
+    return unlink.in_use is not None and unlink.in_use()
 
 
 class Strays:

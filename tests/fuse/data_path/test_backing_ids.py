@@ -39,7 +39,7 @@ def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
     extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
     notes = SimpleNamespace(put=lambda *_: None, drop=lambda _: None)
-    pool: Any = SimpleNamespace(extents=extents, open=SimpleNamespace(inodes=inodes), notes=notes)
+    pool: Any = SimpleNamespace(at_hand=extents, open=SimpleNamespace(inodes=inodes), notes=notes)
     return PassthroughPath(pool, DEVICE_FD, IDS_MAX, lambda: False)
 
 
@@ -77,7 +77,7 @@ class IdsMachine(RuleBasedStateMachine):
     def prepare(self) -> None:
         """A ready extent is registered ahead."""
         if len(self.ready) < 5:
-            self.ready.append(self.path.adopt(InodeNo(0)))
+            self.ready.append(self.path.adopt(0))
 
     @precondition(lambda self: self.ready)
     @rule()
@@ -167,7 +167,7 @@ def test_the_connection_ends_without_ids_and_is_not_asked_again(
     """It may live on, and keep their extents; and its number may be another file's by now."""
     ids = FakeIds(monkeypatch)
     path = path_over(OpenInodes())
-    fresh = [path.adopt(InodeNo(20)), path.adopt(InodeNo(21))]
+    fresh = [path.adopt(0), path.adopt(0)]
     path.abandon(fresh[0])
     path.disconnect()
     assert ids.live == set()

@@ -9,7 +9,7 @@ from kvfs.pool.open.open_inodes import OpenInode
 class KernelRecorder:
     """Implements ``kvfs.pool.open.ports.Kernel``."""
 
-    def __init__(self, adopt: Callable[[InodeNo], BackingId] = lambda _ino: BackingId(0)) -> None:
+    def __init__(self, adopt: Callable[[int], BackingId] = lambda _fd: BackingId(0)) -> None:
         self.writers_run_free = False
         self.adopt = adopt
         self.abandoned: list[BackingId] = []

@@ -199,8 +199,9 @@ class Looks:
 
     def ready(self) -> Iterator[tuple[InodeNo, int]]:
         """Yield the ready extents, and what each holds."""
-        for queue in self.engine.pool.open.ready._queues.values():
-            for extent in queue:
+        ready = self.engine.pool.open.ready
+        for extents in (*ready._queues.values(), ready._brought_before, ready._brought):
+            for extent in extents:
                 yield extent.ino, extent.reserve_bytes
 
     # ---- all of it ----

@@ -250,7 +250,7 @@ def allocate(
 ) -> None:
     """Do what fallocate(2) of *size_bytes*, the first ones, does."""
     allocation = store.begin_allocation(opened, AllocationRequest(mode, offset_bytes, size_bytes))
-    allocation.work()
+    allocation.work(opened.fd)
     store.end_allocation(opened, allocation)
 
 

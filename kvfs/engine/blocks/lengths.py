@@ -1,0 +1,80 @@
+"""The length of a file that is open for writing, as a client sets it.
+
+The device's thread sets it, since that may wait for the device. Until then the file is settling
+(extent_bytes.py), and whoever set the length waits for it before the answer.
+"""
+
+import functools
+from collections.abc import Callable
+
+from kvfs.engine.blocks.served import Emptying
+from kvfs.pool.allocator import Allocator
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+#: Ends what setting a length has begun.
+Done = Callable[[], None]
+
+
+class Lengths:
+    """Sets the lengths of the open files of one pool."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, emptying: Emptying) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._emptying = emptying
+
+    def set(
+        self,
+        opened: OpenInode,
+        size_bytes: int,
+        done: Done | None,
+        *,
+        keeps: bool,
+        empties: bool,
+    ) -> None:
+        """Set the length of *opened*; growing allocates nothing. *done* is called then.
+
+        *keeps*: it stays open for others, so that what it holds is counted. *empties*: a file
+        server empties it. Raises OSError, while no requests are served.
+        """
+        device = self._pool.background.device
+        if keeps:
+            self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
+            opened.resize()
+            opened.note_cut(size_bytes)
+        opened.begin_settling()
+        try:
+            device.submit(
+                functools.partial(self._cut, opened.fd, size_bytes),
+                functools.partial(self._end, opened, done, keeps=keeps, empties=empties),
+            )
+        except BaseException:
+            opened.end_settling(None)
+            raise
+
+    def _cut(self, fd: int, size_bytes: int) -> OSError | None:
+        try:
+            self._pool.syscalls.ftruncate(fd, size_bytes)
+        except OSError as error:
+            if not self._pool.background.device.is_serving:
+                raise
+            return error
+        return None
+
+    def _end(
+        self,
+        opened: OpenInode,
+        done: Done | None,
+        error: OSError | None,
+        *,
+        keeps: bool,
+        empties: bool,
+    ) -> None:
+        opened.end_settling(error)
+        if keeps and opened.fd >= 0:
+            self._pool.note_allocated(opened, self._pool.extents.allocated_bytes(opened.fd))
+        if empties:
+            self._emptying.choose_course(opened)
+        if done is not None:
+            done()

@@ -1,0 +1,207 @@
+"""Waiting for the device on behalf of requests, while the loop answers others.
+
+A request that lacks something (NotAtHand) has it brought by a thread, and is done again from its
+start. A request that gave the device's thread work waits until that is done. No wait is for ever: a
+store is refused as soon as the device seems silent, and a load after ``device_deadline_s``. What a
+thread does for a request that has given up ends by itself.
+"""
+
+import functools
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeVar
+
+import trio
+
+from kvfs.core.errors import DeviceSilent, NotAtHand
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.storage.background import Background
+from mount.fuse.late import AboutToWait
+
+R = TypeVar("R")
+#: How often a request is done again. Others may take what was brought for it, a fresh extent say.
+BRINGS_MAX: Final = 8
+
+#: How often a request that waits looks whether the device answers at all.
+_LOOK_S: Final = 0.1
+#: If more requests wait for a device that seems silent, they are refused: each occupies a task of
+#: pyfuse3, of which others need some.
+_WAITING_MAX: Final = 128
+
+_Follow = Callable[[], None]
+
+
+class Probe(Protocol):
+    """Knows whether the device answers."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be silent."""
+
+    def hurry(self) -> None:
+        """Find out soon."""
+
+
+class DeviceAsks:
+    """What the requests of one mount ask of the device."""
+
+    def __init__(
+        self,
+        background: Background,
+        about_to_wait: AboutToWait,
+        probe: Probe,
+        deadline_s: float,
+    ) -> None:
+        """*about_to_wait* is called by handlers of pyfuse3 before they wait."""
+        self._background = background
+        self.about_to_wait = about_to_wait
+        self._probe = probe
+        self._deadline_s = deadline_s
+        self._waiting = 0
+        #: Requests that were refused because the device did not answer.
+        self.refused = 0
+
+    async def bring(self, lack: NotAtHand, about_to_wait: AboutToWait | None = None) -> None:
+        """Return once what was lacking is there. Raises DeviceSilent, and what its work raises."""
+        if lack.stores and self._probe.is_suspect:
+            self._refuse()
+        background, wait = self._background, _Wait()
+        thread = background.device if lack.in_order else background.asks
+        thread.submit(functools.partial(_try, lack.begin()), wait.end, at_once=True)
+        await self._until(wait, about_to_wait, stores=lack.stores)
+
+    async def settle(self, opened: OpenInode, about_to_wait: AboutToWait | None = None) -> None:
+        """Return once times and length of *opened* are set, as requests before asked for.
+
+        Raises DeviceSilent, OSError.
+        """
+        while opened.settling:
+            await self.in_order(about_to_wait)
+        opened.require_settled()
+
+    async def in_order(self, about_to_wait: AboutToWait | None = None) -> None:
+        """Return once the device's thread has done what it was given until now.
+
+        Raises DeviceSilent.
+        """
+        wait = _Wait()
+        self._background.device.after_all(wait.done.set)
+        await self._until(wait, about_to_wait, stores=True)
+
+    def after_all(self, follow: Callable[[], None]) -> None:
+        """Do *follow* once the device's thread has done what it was given until now."""
+        self._background.device.after_all(follow)
+
+    async def at_hand(
+        self, call: Callable[[], R | Awaitable[R]], about_to_wait: AboutToWait | None = None
+    ) -> R:
+        """Return what *call* does, which is called again when what it lacked was brought."""
+        for _ in range(BRINGS_MAX):
+            try:
+                answer = call()
+                return await answer if isinstance(answer, Awaitable) else answer
+            except NotAtHand as lack:
+                lacking = lack
+            await self.bring(lacking, about_to_wait)
+        raise lacking
+
+    async def transfer(
+        self,
+        work: Callable[[int], R],
+        fd: int,
+        about_to_wait: AboutToWait | None = None,
+        *,
+        stores: bool,
+    ) -> R:
+        """Return what *work* does with a descriptor of the file behind *fd*, in a thread.
+
+        The descriptor is its own: it may go on when nobody waits for it any more. Raises
+        DeviceSilent, and what *work* raises.
+        """
+        own_fd, results, wait = os.dup(fd), list[R](), _Wait()
+
+        def do() -> Callable[[], None]:
+            try:
+                result = work(own_fd)
+            finally:
+                os.close(own_fd)
+            return functools.partial(results.append, result)
+
+        self._background.transfers.submit(functools.partial(_try, do), wait.end)
+        await self._until(wait, about_to_wait, stores=stores)
+        return results[0]
+
+    def require_answers(self, since_s: float) -> None:
+        """Raise DeviceSilent if the device seems silent, and a wait since *since_s* is too long."""
+        if self._probe.is_suspect and trio.current_time() - since_s >= self._deadline_s:
+            self._refuse()
+
+    async def _until(
+        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool
+    ) -> None:
+        if not wait.done.is_set():
+            self._waiting += 1
+            try:
+                await self._wait_for(wait, about_to_wait, stores=stores)
+            finally:
+                self._waiting -= 1
+        if wait.error is not None:
+            raise wait.error
+
+    async def _wait_for(
+        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool
+    ) -> None:
+        """Return when *wait* is over. Raises DeviceSilent if that takes too long.
+
+        A handler of pyfuse3 lets others read requests at once; another task counts as one that is
+        under way at first.
+        """
+        until_s = trio.current_time() + self._deadline_s
+        resume = self.about_to_wait() if about_to_wait is None else None
+        try:
+            while not wait.done.is_set():
+                with trio.move_on_after(_LOOK_S):
+                    await wait.done.wait()
+                    return
+                if resume is None and about_to_wait is not None:
+                    resume = about_to_wait()
+                self._probe.hurry()
+                refusable = stores or self._waiting > _WAITING_MAX
+                is_late = trio.current_time() >= until_s
+                if is_late or (refusable and self._probe.is_suspect):
+                    self._refuse()
+        finally:
+            if resume is not None:
+                resume()  # no checkpoint from here until the answer is written
+
+    def _refuse(self) -> None:
+        self.refused += 1
+        raise DeviceSilent("the device does not answer")
+
+
+class _Wait:
+    """Waits for one piece of work."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: Exception | None = None
+
+    def end(self, follow: _Follow) -> None:
+        """Do what follows the work, for whom it may raise an error."""
+        try:
+            follow()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+
+def _try(work: Callable[[], _Follow]) -> _Follow:
+    """Return what follows *work*; if it fails, what raises its error."""
+    try:
+        return work()
+    except Exception as error:
+        return functools.partial(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
