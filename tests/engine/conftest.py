@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.store.serving import Serving
 from tests.support.store.stores import Host, host
 
 
@@ -21,3 +22,13 @@ def in_pool() -> Iterator[Host]:
     with host(index_place="pool") as made:
         made.start()
         yield made
+
+
+@pytest.fixture
+def client() -> Iterator[Serving]:
+    """Yield a client of a store that serves, with a loop of the test's."""
+    with host() as made:
+        serving = Serving(made)
+        serving.tick()  # a range of inode numbers is there
+        serving.tick()
+        yield serving

@@ -276,8 +276,11 @@ def store_more(directory: Path, failed: list[OSError]) -> None:
 
 def is_telling(server_pid: int) -> bool:
     """Whether a thread of the server waits for a directory's lock."""
-    tasks = Path(f"/proc/{server_pid}/task").iterdir()
-    return any((task / "wchan").read_text() == "fuse_reverse_inval_entry" for task in tasks)
+    for task in Path(f"/proc/{server_pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            if (task / "wchan").read_text() == "fuse_reverse_inval_entry":
+                return True
+    return False
 
 
 def test_who_was_killed_is_known_by_its_state() -> None:

@@ -1,0 +1,194 @@
+"""Other writers of a store that serves: past the server, ahead of their bytes, file servers."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from kvfs.core.errors import NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.processes import NOBODY, SERVER
+from tests.support.store.driven import AllocationRequest, Opened
+from tests.support.store.serving import Serving, assert_as_without
+from tests.support.store.stores import FILE, assert_exact
+
+BLOCK: Final = b"block" * 4000
+NEW: Final = b"new" * 3000
+#: More than ``file_server_close_s``, less than ``lease_s``.
+LATER_S: Final = 10.0
+
+
+def write_past(client: Serving, opened: Opened, data: bytes) -> None:
+    """Write as a passthrough client does."""
+    fd = client.ask(lambda: client.store.extent_fd(opened))
+    client.in_thread(lambda: os.pwrite(fd, data, 0))
+
+
+def turn_clocks(client: Serving) -> None:
+    client.store.turn_clock(lambda: time.monotonic() + LATER_S)
+    client.store.let_days_pass(LATER_S / 86_400)
+
+
+def open_served(client: Serving, ino: InodeNo) -> Opened:
+    opened = client.ask(lambda: client.store.open_served(ino, writer=True))
+    client.until_settled(opened)
+    return opened
+
+
+def close_served(client: Serving, opened: Opened) -> None:
+    client.ask(lambda: client.store.close_served(opened, writer=True))
+
+
+# ---- scenarios, each of which comes to the same with and without a loop ----
+
+
+def write_past_the_server(client: Serving) -> None:
+    client.store.let_writers_run()
+    for number in range(4):
+        opened = client.create(b"%d.tmp" % number)
+        write_past(client, opened, BLOCK)
+        client.tick()
+        client.close(opened, awaits_rename=True)
+        client.rename(b"%d.tmp" % number, b"%d" % number)
+    assert client.get(b"3") == BLOCK
+
+
+def overwrite_past_the_server(client: Serving) -> None:
+    client.store.let_writers_run()
+    opened = client.open_to_write(client.put(b"K", BLOCK))
+    write_past(client, opened, NEW)
+    client.tick()
+    client.close(opened)
+    assert client.get(b"K") == NEW + BLOCK[len(NEW) :]
+
+
+def allocate_ahead(client: Serving) -> None:
+    store, opened = client.store, client.create(b"K")
+    wanted = AllocationRequest(0, 0, 100_000)
+    allocation = client.ask(lambda: store.begin_allocation(opened, wanted))
+    client.in_thread(lambda: allocation.work(opened.fd))
+    store.end_allocation(opened, allocation)
+    client.write(opened, BLOCK, 50_000)
+    client.close(opened)
+    client.finish_jobs()
+    assert client.store.record(opened.ino).size_bytes == 100_000
+
+
+def store_by_a_server(client: Serving) -> None:
+    store = client.store
+    opened = client.ask(lambda: store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0, SERVER))[0]
+    store.serve(opened, writer=True, passing=False)
+    client.write(opened, BLOCK)
+    client.ask(lambda: store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K", who=SERVER))
+    client.finish_jobs()
+    assert client.get(b"K") == BLOCK
+    close_served(client, opened)
+
+
+def write_late_by_a_server(client: Serving) -> None:
+    """The server counts as closed, and writes on by the same handle."""
+    opened = open_served(client, client.put(b"K", BLOCK))
+    client.write(opened, NEW)
+    turn_clocks(client)
+    client.tick()
+    client.store.pass_looks(1.0)
+    client.finish_jobs()
+    write_past(client, opened, b"late")
+    client.store.present(opened.ino)
+    client.finish_jobs()
+    close_served(client, opened)
+    client.finish_jobs()
+    assert client.get(b"K")[:6] == b"late" + NEW[4:6]
+
+
+def empty_by_a_server(client: Serving) -> None:
+    store, ino = client.store, client.put(b"K", BLOCK)
+    client.finish_jobs()
+    client.ask(lambda: store.truncate(ino, 0, SERVER))
+    client.finish_jobs()
+    assert store.present(ino).size_bytes == 0
+    opened = open_served(client, ino)
+    client.write(opened, NEW)
+    close_served(client, opened)
+    client.finish_jobs()
+    assert client.get(b"K") == NEW
+
+
+def remove_what_a_server_has_open(client: Serving) -> None:
+    opened = open_served(client, client.put(b"K", BLOCK))
+    client.unlink(b"K")
+    client.tick()
+    close_served(client, opened)
+    client.tick()
+    with pytest.raises(NotFound):
+        client.look_up(b"K")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        write_past_the_server,
+        overwrite_past_the_server,
+        allocate_ahead,
+        store_by_a_server,
+        write_late_by_a_server,
+        empty_by_a_server,
+        remove_what_a_server_has_open,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_it_comes_out_the_same_and_the_loop_never_waits(
+    scenario: Callable[[Serving], None],
+) -> None:
+    assert_as_without(scenario)
+
+
+# ---- in between ----
+
+
+def quiet_writer(client: Serving, *, passing: bool = False) -> Opened:
+    """Have a server write a block by a handle that counts as closed; return it."""
+    store = client.store
+    opened = client.ask(lambda: store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0, SERVER))[0]
+    store.serve(opened, writer=True, passing=passing)
+    client.write(opened, BLOCK)
+    client.ask(lambda: store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K", who=SERVER))
+    client.finish_jobs()
+    assert not opened.writers
+    return opened
+
+
+def test_a_server_that_writes_late_and_closes_at_once_has_written(client: Serving) -> None:
+    opened = quiet_writer(client)
+    fd = client.in_thread(lambda: client.store.open_extent(opened.ino, os.O_RDWR))
+    client.in_thread(lambda: os.pwrite(fd, b"late" * 6000, 0))
+    os.close(fd)
+    client.ask(lambda: client.store.close_served(opened, writer=True))
+    client.finish_jobs()
+    assert client.get(b"K") == b"late" * 6000
+
+
+def test_a_server_closes_a_cold_block_once(client: Serving) -> None:
+    opened = quiet_writer(client, passing=True)
+    client.guard.chill()
+    client.ask(lambda: client.store.close_served(opened, writer=True, passing=True))
+    assert opened.served_passing == 0
+    client.end()
+
+
+def test_a_length_set_by_a_server_hides_the_block_at_once(client: Serving) -> None:
+    store, ino = client.store, client.put(b"K", BLOCK)
+    client.finish_jobs()
+    with client.guard.held("ftruncate"):
+        client.ask(lambda: store.truncate(ino, 0, SERVER))
+        assert store.opened(ino).settling
+        assert store.seen(ino, store.record(ino), NOBODY) is None
+    client.finish_jobs()
+    assert store.present(ino).size_bytes == 0
+    assert_exact(client.host)
+    opened = open_served(client, ino)
+    client.write(opened, NEW)
+    close_served(client, opened)
+    client.end()
