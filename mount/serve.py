@@ -232,12 +232,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         pyfuse3.init(operations, self.channel.libfuse.mountpoint, set())
         try:
             async with trio.open_nursery() as nursery:
-                late = Late(
-                    nursery,
-                    self.channel.reply_late,
-                    self.channel.owed.stand_aside,
-                    self.files.asks.at_hand,
-                )
+                reply, aside = self.channel.reply_late, self.channel.owed.stand_aside
+                late = Late(nursery, reply, aside, self.files.asks.at_hand)
                 exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())

@@ -18,6 +18,7 @@ from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.headroom import SizeForecast
 from kvfs.core.settings import Settings
+from kvfs.core.sizes import format_size
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.machine.process_limits import ready_max
 from kvfs.pool.open.open_inodes import OpenInodes
@@ -140,7 +141,7 @@ class ReadyExtents:
     def _require_made(self, size_bytes: int) -> None:
         """Raise NotAtHand for an extent that is not ready; NoSpace if the device has no room."""
         if size_bytes in self._refused:
-            raise NoSpace(f"the device has no room for an extent of {size_bytes} bytes")
+            raise NoSpace(f"the device has no {format_size(size_bytes)}")
         self._numbers.require(at_once=False)
         raise NotAtHand("a fresh extent", lambda: self._begin_missed(size_bytes), stores=True)
 
