@@ -56,6 +56,7 @@ _BACKING_ERRNO: Final = frozenset(
         errno.EOPNOTSUPP,
         errno.EINVAL,
         errno.EOVERFLOW,
+        errno.ENXIO,
     }
 )
 

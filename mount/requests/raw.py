@@ -10,6 +10,7 @@ import os
 import stat
 from typing import Final
 
+from kvfs.core.errors import NotAtHand
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
@@ -132,22 +133,32 @@ class RawRequests:
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         """SEEK_DATA and SEEK_HOLE; the kernel does the other three itself."""
         fh, offset_bytes, whence, _ = LSEEK_IN.unpack_from(request)
+        try:
+            return data_reply(unique, self._seek(fh, offset_bytes, whence))
+        except OSError as error:  # ENXIO: no data, or no hole, follows
+            return error_reply(unique, error.errno or errno.EIO)
+        except NotAtHand:
+            # Not to libfuse: after its ENOSYS the kernel would never ask again.
+            return self._late.answer(unique, lambda: self._seek_late(fh, offset_bytes, whence))
+
+    async def _seek_late(self, fh: int, offset_bytes: int, whence: int) -> bytes:
+        return self._seek(fh, offset_bytes, whence)
+
+    def _seek(self, fh: int, offset_bytes: int, whence: int) -> bytes:
+        """Return the answer to an LSEEK. Raises NotAtHand, OSError."""
         handle = self._handles.get(fh)
         opened, syscalls = handle.opened, self._store.pool.syscalls
         fd = self._store.blocks.extent_fd(opened)
-        try:
-            size_bytes = syscalls.fstat(fd).st_size
-            if offset_bytes >= size_bytes:  # also a negative one, which arrives as a large one
-                return error_reply(unique, errno.ENXIO)
-            if opened.writers and not handle.backing_id:
-                # Bytes that a writer stored through a mapping may be in the kernel only, where the
-                # extent has a hole. So all is data while a writer's handle, or its mapping, exists.
-                found_bytes = offset_bytes if whence == os.SEEK_DATA else size_bytes
-            else:
-                found_bytes = syscalls.lseek(fd, offset_bytes, whence)
-        except OSError as error:  # ENXIO: no data, or no hole, follows
-            return error_reply(unique, error.errno or errno.EIO)
-        return data_reply(unique, LSEEK_OUT.pack(found_bytes))
+        size_bytes = syscalls.fstat(fd).st_size
+        if offset_bytes >= size_bytes:  # also a negative one, which arrives as a large one
+            raise OSError(errno.ENXIO, "beyond the end")
+        if opened.writers and not handle.backing_id:
+            # Bytes that a writer stored through a mapping may be in the kernel only, where the
+            # extent has a hole. So all is data while a writer's handle, or its mapping, exists.
+            found_bytes = offset_bytes if whence == os.SEEK_DATA else size_bytes
+        else:
+            found_bytes = syscalls.lseek(fd, offset_bytes, whence)
+        return LSEEK_OUT.pack(found_bytes)
 
 
 class LostDevice:

@@ -50,6 +50,7 @@ class LastCloses:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
             if opened.settling:  # until then its extent does not say what it is
+                self._pool.open.notes.closes(opened, (UNTOLD,))
                 self._pool.background.device.after_all(lambda: self.close(opened))
                 return
             if awaits_rename and self._may_await(opened):
