@@ -162,7 +162,10 @@ class DeviceThread:
                 ends.append(work())
             wake = self._wake
             if wakes and wake is not None:
-                wake()
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # the loop has ended: ``end_serving`` is due
+                    wake()
 
     @staticmethod
     def _do(work: Callable[[], R], end: Callable[[R], None] | None) -> Step | None:

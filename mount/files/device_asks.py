@@ -63,12 +63,17 @@ class DeviceAsks:
 
     async def bring(self, lack: NotAtHand, about_to_wait: AboutToWait | None = None) -> None:
         """Return once what was lacking is there. Raises DeviceSilent, and what its work raises."""
-        if lack.stores and self._probe.is_suspect:
-            self._refuse()
         background, wait = self._background, _Wait()
         thread = background.device if lack.in_order else background.asks
+        if (lack.stores or thread.is_crowded) and self._probe.is_suspect:
+            self._refuse()
         thread.submit(functools.partial(_try, lack.begin()), wait.end, at_once=True)
         await self._until(wait, about_to_wait, stores=lack.stores)
+
+    def require_room(self) -> None:
+        """Raise DeviceSilent for a store whose work would wait behind too much already."""
+        if self._background.device.is_crowded and self._probe.is_suspect:
+            self._refuse()
 
     async def settle(self, opened: OpenInode, about_to_wait: AboutToWait | None = None) -> None:
         """Return once times and length of *opened* are set, as requests before asked for.
@@ -118,6 +123,9 @@ class DeviceAsks:
         The descriptor is its own: it may go on when nobody waits for it any more. Raises
         DeviceSilent, and what *work* raises.
         """
+        transfers = self._background.transfers
+        if transfers.is_crowded and self._probe.is_suspect:
+            self._refuse()
         own_fd, results, wait = os.dup(fd), list[R](), _Wait()
 
         def do() -> Callable[[], None]:
@@ -127,7 +135,7 @@ class DeviceAsks:
                 os.close(own_fd)
             return functools.partial(results.append, result)
 
-        self._background.transfers.submit(functools.partial(_try, do), wait.end)
+        transfers.submit(functools.partial(_try, do), wait.end)
         await self._until(wait, about_to_wait, stores=stores)
         return results[0]
 

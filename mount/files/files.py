@@ -80,6 +80,7 @@ class Files:
         """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
         if not flags & NOT_A_READER:
             return self._open_to_read(ino, flags)
+        self.asks.require_room()
         self._require_share()
         writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(

@@ -1,0 +1,184 @@
+"""Requests that wait for the device: what they lack is brought, and no wait is for ever."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+import trio
+
+from kvfs.core.errors import DeviceSilent, NotAtHand
+from kvfs.storage.background import Background
+from mount.files.device_asks import BRINGS_MAX, DeviceAsks
+
+DEADLINE_S: Final = 0.3
+
+
+class Suspicion:
+    """A probe that says what a test wants."""
+
+    def __init__(self) -> None:
+        self.is_suspect = False
+        self.hurried = trio.Event()
+
+    def hurry(self) -> None:
+        """Tell that a request waits."""
+        self.hurried.set()
+
+
+class Desk:
+    """Asks over threads that serve, with work that waits until ``answer``."""
+
+    def __init__(self) -> None:
+        self.probe = Suspicion()
+        self.background = Background(100)
+        self.asides = 0
+        self.asks = DeviceAsks(self.background, self._aside, self.probe, DEADLINE_S)
+        self._answers = threading.Event()
+        self.brought = 0
+        self.has_brought = trio.Event()
+
+    def _aside(self) -> Callable[[], None]:
+        self.asides += 1
+        return self._resume
+
+    def _resume(self) -> None:
+        self.asides -= 1
+
+    def serve(self) -> None:
+        """Begin to serve, with the loop that runs."""
+        self.background.begin_serving(trio.lowlevel.current_trio_token())
+
+    def answer(self) -> None:
+        """Let the work go on."""
+        self._answers.set()
+
+    def lacks(self, *, stores: bool = False, in_order: bool = False) -> NotAtHand:
+        """Return what a request lacks until ``answer``."""
+
+        def work() -> Callable[[], None]:
+            self._answers.wait(30)
+            return self._bring
+
+        return NotAtHand("it", lambda: work, stores=stores, in_order=in_order)
+
+    def _bring(self) -> None:
+        self.brought += 1
+        self.has_brought.set()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self.answer()
+        self.background.end_serving()
+        self.background.stop()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.stop()
+
+
+async def test_what_is_lacking_is_brought_and_the_request_is_done_again(desk: Desk) -> None:
+    desk.serve()
+    desk.answer()
+    tries: list[int] = []
+
+    def request() -> str:
+        tries.append(desk.brought)
+        if desk.brought < 2:
+            raise desk.lacks()
+        return "answer"
+
+    assert await desk.asks.at_hand(request) == "answer"
+    assert tries == [0, 1, 2]
+    assert desk.asides == 0, "each wait has ended"
+
+
+async def test_a_request_that_always_lacks_something_ends(desk: Desk) -> None:
+    desk.serve()
+    desk.answer()
+
+    def request() -> None:
+        raise desk.lacks()
+
+    with pytest.raises(NotAtHand):
+        await desk.asks.at_hand(request)
+    assert desk.brought == BRINGS_MAX
+
+
+async def test_what_bringing_raises_the_request_gets(desk: Desk) -> None:
+    desk.serve()
+
+    def work() -> Callable[[], None]:
+        raise OSError(5, "no")
+
+    with pytest.raises(OSError, match="no"):
+        await desk.asks.bring(NotAtHand("it", lambda: work))
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+async def test_a_store_is_refused_as_soon_as_the_device_seems_silent(
+    desk: Desk, in_order: bool
+) -> None:
+    """Its work ends by itself when the device answers; then all is as if it had waited."""
+    desk.serve()
+    async with trio.open_nursery() as nursery:
+
+        async def store() -> None:
+            with pytest.raises(DeviceSilent):
+                await desk.asks.bring(desk.lacks(stores=True, in_order=in_order))
+
+        nursery.start_soon(store)
+        await desk.probe.hurried.wait()
+        desk.probe.is_suspect = True
+    assert desk.asks.refused == 1
+    with pytest.raises(DeviceSilent):
+        await desk.asks.bring(desk.lacks(stores=True))
+    desk.answer()
+    await desk.has_brought.wait()
+
+
+async def test_a_load_waits_longer_but_not_for_ever(desk: Desk) -> None:
+    desk.serve()
+    desk.probe.is_suspect = True
+    begun_s = trio.current_time()
+    with pytest.raises(DeviceSilent):
+        await desk.asks.bring(desk.lacks())
+    assert trio.current_time() - begun_s >= DEADLINE_S
+
+
+async def test_what_a_thread_does_for_who_gave_up_has_a_descriptor_of_its_own(
+    desk: Desk, tmp_path: object
+) -> None:
+    """The extent may be closed meanwhile, and its number be another file's."""
+    desk.serve()
+    fd = os.open(f"{tmp_path}/file", os.O_RDWR | os.O_CREAT)
+    own, ended = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def work(own_fd: int) -> None:
+        own.wait(30)
+        seen.append(os.fstat(own_fd).st_ino)
+        ended.set()
+
+    number = os.fstat(fd).st_ino
+    with pytest.raises(DeviceSilent):
+        await desk.asks.transfer(work, fd, stores=False)
+    os.close(fd)
+    own.set()
+    await trio.to_thread.run_sync(ended.wait)
+    assert seen == [number]
+
+
+async def test_nothing_more_is_queued_for_a_device_that_seems_silent(desk: Desk) -> None:
+    desk.serve()
+    desk.asks.require_room()
+    while not desk.background.device.is_crowded:
+        desk.background.device.submit(lambda: None)
+    desk.asks.require_room()
+    desk.probe.is_suspect = True
+    with pytest.raises(DeviceSilent):
+        desk.asks.require_room()
