@@ -162,6 +162,7 @@ class DraftGrowth:
         self._pool.background.device.submit(
             functools.partial(self._try_empty, opened, opened.fd, held_bytes),
             functools.partial(self._emptied, opened),
+            at_once=True,
         )
 
     def _try_empty(self, opened: OpenInode, fd: int, held_bytes: int) -> int:
@@ -273,7 +274,8 @@ class Allocator:
         try:
             return self._pool.open.ready.give_out(wanted_bytes, now_s)
         except NoSpace:
-            self.find_device_room(_DEVICE_STEP_BYTES)
+            with contextlib.suppress(NotAtHand):  # it is being freed, and then comes the extent
+                self.find_device_room(_DEVICE_STEP_BYTES)
             return self._pool.open.ready.give_out(0, now_s)
 
     def find_device_room(self, size_bytes: int) -> None:

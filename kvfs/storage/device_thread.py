@@ -162,9 +162,7 @@ class DeviceThread:
                 ends.append(work())
             wake = self._wake
             if wakes and wake is not None:
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # the loop has ended: ``end_serving`` is due
+                with contextlib.suppress(RuntimeError):  # the loop has ended
                     wake()
 
     @staticmethod

@@ -165,7 +165,9 @@ class DeviceAsks:
         under way at first.
         """
         until_s = trio.current_time() + self._deadline_s
-        resume = self.about_to_wait() if about_to_wait is None else None
+        # The channel must know at once that the request of a handler is no longer the present one.
+        is_handler = about_to_wait is None or about_to_wait == self.about_to_wait
+        resume = self.about_to_wait() if is_handler else None
         try:
             while not wait.done.is_set():
                 with trio.move_on_after(_LOOK_S):

@@ -89,7 +89,7 @@ class Changes:
             files = self._files
             # A sparse file needs none yet; any other error will fail the ftruncate, too.
             with contextlib.suppress(NoSpace, OSError):
-                await files.room.allocate(opened, wanted)
+                await files.room.allocate(opened, wanted, files.about_to_wait)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
         """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""

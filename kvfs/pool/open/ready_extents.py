@@ -143,7 +143,12 @@ class ReadyExtents:
         if size_bytes in self._refused:
             raise NoSpace(f"the device has no {format_size(size_bytes)}")
         self._numbers.require(at_once=False)
-        raise NotAtHand("a fresh extent", lambda: self._begin_missed(size_bytes), stores=True)
+        raise NotAtHand(
+            "a fresh extent",
+            lambda: self._begin_missed(size_bytes),
+            in_order=bool(self._refused),  # after what is being freed
+            stores=True,
+        )
 
     def _begin_missed(self, size_bytes: int) -> Callable[[], Callable[[], None]]:
         """Begin an extent that a create lacks, and have some more of its size made."""
