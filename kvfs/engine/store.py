@@ -266,7 +266,7 @@ class Store:
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""
         self.pool.extents.open_directories()
-        self.pool.background.begin_serving(loop)
+        self.pool.background.begin_serving(loop, spares_loop=self.pool.settings.device_aside)
 
     def end_serving(self) -> None:
         """Wait for what threads do on the device. From now on that is done at once."""

@@ -161,7 +161,7 @@ class Transfers:
         growth_bytes = self._store.blocks.allocations.write_growth_bytes(
             opened, offset_bytes + len(data), len(data)
         )
-        fd = self._files.extent_fd(fh)
+        fd, aside = self._files.extent_fd(fh), pool.background.device.is_serving
         opened.begin_transfer()  # eviction for its space must not take this file
         try:
             if growth_bytes:
@@ -169,8 +169,13 @@ class Transfers:
                     return False  # that allocation takes too long for this thread
                 # No await from here to the account of what was allocated.
                 allocator.require_space(growth_bytes)
-                if pool.device.fs_type == "xfs":
-                    return False  # it allocates before it writes (Extents.reserve_write)
+                if aside and pool.device.fs_type == "xfs":
+                    return False  # it allocates before it writes
+                pool.extents.reserve_write(fd, offset_bytes, len(data))
+            if not aside:
+                # A new mtime is a transaction of the device's file system, for which RWF_NOWAIT
+                # would refuse to wait. It is done first, and is short: an unlink takes longer.
+                pool.syscalls.utime(fd)
             written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
         except (NoSpace, NotAtHand):
             return False  # ``write`` waits if that is worth it

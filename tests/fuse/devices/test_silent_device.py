@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 COUNT: Final = 40
 DATA: Final = b"w" * 200_000
 #: Both soon; the silence of a server that is only slow, on a busy machine, is shorter.
-SETTINGS: Final = ("--set=silent_max_s=4", "--set=device_silent_s=1")
+SETTINGS: Final = (
+    "--set=silent_max_s=4",
+    "--set=device_silent_s=1",
+    "--set=device_aside=true",
+)
 UMOUNT_EXIT_CODE: Final = 12
 #: No call may take longer, though the device is silent for much longer. A store is refused in less
 #: than a second on a quiet machine.
@@ -127,7 +131,7 @@ def told_by(command: str, mounted: Mounted) -> tuple[int, str]:
 
 
 def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_path: str) -> None:
-    """[device-silent] Calls of every kind at once: no thread that answers waits for the device."""
+    """[device-aside] Calls of every kind at once: no thread that answers waits for the device."""
     with mounted_on(drive, data_path, *SETTINGS) as mounted:
         kv, server_pid = mounted.path, mounted.status()["server_pid"]
         for directory in ("loaded", "changed", "stored"):
@@ -161,7 +165,7 @@ def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_pa
 
 
 def test_an_open_that_needs_the_device_ends(drive: FailingDrive, data_path: str) -> None:
-    """[device-silent] A block that is not in memory: its open, or its read, ends after a time."""
+    """[device-aside] A block that is not in memory: its open, or its read, ends after a time."""
     with mounted_on(drive, data_path, *SETTINGS, "--set=device_deadline_s=2") as mounted:
         store(mounted.path, "block")
         run_kvfs("sync", str(mounted.path))
