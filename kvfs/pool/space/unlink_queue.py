@@ -90,9 +90,11 @@ class UnlinkQueue:
         While requests are served, that only begins it: see ``Space.coming_bytes``.
         """
         self.settle()
-        space = self._space
+        space, begun = self._space, len(self._waiting)
         while self._waiting and space.unclaimed_bytes + space.coming_bytes < size_bytes:
             self._background.do(self._begin_first)
+        if len(self._waiting) < begun:  # somebody waits for the space, or soon will
+            self._background.device.hand_over(wakes=True)
 
     def settle(self) -> None:
         """Count what the thread has freed, and queue extents that are no longer in use."""
