@@ -24,9 +24,14 @@ for file in $files; do
         echo "command  pytest -m proof $file"
         echo
     } >"$output"
-    # The pipe would hide pytest's status, so it goes through a file.
-    { .venv/bin/pytest -m proof -s --no-header -o faulthandler_timeout=7200 "$file" 2>&1
-      echo $? >.venv/proof-status; } | tee -a "$output"
+    # The pipe would hide pytest's status, so it goes through a file; not after one that fails, where
+    # the shell would end (set -e) and the status of the file before would be read.
+    {
+        status=0
+        .venv/bin/pytest -m proof -s --no-header -o faulthandler_timeout=7200 "$file" 2>&1 ||
+            status=$?
+        echo "$status" >.venv/proof-status
+    } | tee -a "$output"
     [ "$(cat .venv/proof-status)" = 0 ] || failed=1
 done
 exit $failed
