@@ -388,3 +388,16 @@ def test_a_block_rewritten_twice_is_torn_by_the_second_rewrite(
     with pytest.raises(NotFound):
         look(running, b"K")
     assert_exact(running)
+
+
+def test_who_empties_a_block_without_writing_is_nobody_elses_writer(running: Host) -> None:
+    """O_RDONLY|O_TRUNC: the fresh, empty file may be renamed while it is open."""
+    store = running.store
+    put(store, ROOT_INODE, b"K", b"bytes")
+    fresh = take_name(running, b"K", ONE)
+    opened = store.open(fresh, writer=False, truncate=True, maker=ONE)
+    assert store.record(opened.ino).size_bytes == 0
+    store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=ONE)
+    assert look(running, b"L") == opened.ino
+    store.close(opened, writer=False)
+    assert_exact(running)
