@@ -80,11 +80,17 @@ class IndexAt(NamedTuple):
         return "" if self.path.startswith(_IN_POOL) else self.path
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Return what the index takes of its tmpfs, and what is free there; None: in the pool."""
+        """Return what the index takes of its tmpfs, and what is free there.
+
+        None if it is in the pool, or if somebody has removed its file, which is open still.
+        """
         if not self.in_memory:
             return None
-        space = os.statvfs(self.path)
-        taken_bytes = os.stat(f"{self.path}/{DATA_NAME}").st_blocks * STAT_BLOCK_BYTES
+        try:
+            space = os.statvfs(self.path)
+            taken_bytes = os.stat(f"{self.path}/{DATA_NAME}").st_blocks * STAT_BLOCK_BYTES
+        except FileNotFoundError:
+            return None
         return taken_bytes, space.f_bavail * space.f_frsize
 
 

@@ -31,6 +31,14 @@ def test_the_index_leaves_memory_with_a_clean_stop_only(running: Host) -> None:
     assert not (running.path / "index").exists()
 
 
+def test_an_index_whose_file_somebody_removed_serves_on(running: Host) -> None:
+    """It is open still; only how much memory it takes is not known."""
+    put(running.store, ROOT_INODE, b"a", b"x")
+    shutil.rmtree(running.index_path().parent)
+    running.store.describe()
+    assert get(running.store, ROOT_INODE, b"a") == b"x"
+
+
 def test_what_earlier_servers_left_in_memory_is_removed(running: Host) -> None:
     memory = Path(running.settings.index_memory_dir)
     put(running.store, ROOT_INODE, b"a", b"x" * 3000)
