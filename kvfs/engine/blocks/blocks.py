@@ -243,8 +243,8 @@ class Blocks:
             self._allocator.choose_course(opened, record.parent)  # others overwrite old bytes
         self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
-            # Nobody will write it, so it is at once a finished, empty file. It is awaited no longer:
-            # else its own opener would be taken for another that writes it, too.
+            # Nobody will write it, so it is at once a finished, empty file. It is not awaited any
+            # more: else its own opener would be taken for another that writes it, too.
             self._awaited.claim(opened)
             written = self.open(opened.ino, writer=True, truncate=False, maker=maker)
             self.close(written, writer=True)

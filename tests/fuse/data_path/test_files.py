@@ -209,10 +209,11 @@ async def test_create_opens_what_is_there_unless_told_otherwise(
     with pytest.raises(Exists):
         await create(NEW | os.O_EXCL)
     synced: list[int] = []
-    monkeypatch.setattr(desk.store.syscalls, "fsync", synced.append)
+    monkeypatch.setattr(desk.store.syscalls, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     fh, found = await create(NEW)
     assert found == ino
-    assert synced == [desk.handles.get(fh).opened.fd]  # the device forgot that it was whole
+    extent = os.fstat(desk.handles.get(fh).opened.fd)
+    assert synced == [extent.st_ino]  # the device forgot that it was whole
     desk.close_file(fh)
     # The kernel looks the name up again; for a thread it cannot tell the inode is fresh at once.
     with pytest.raises(DeadInode):
