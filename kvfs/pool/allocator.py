@@ -253,15 +253,16 @@ class Allocator:
         now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
         self.growth.look_at_runners()
+        serves = self._pool.background.device.is_serving
         has_extent = wanted_bytes > 0 and self._pool.open.ready.has(wanted_bytes)
         try:
-            if not has_extent:  # which has its space already
-                self.require_space(1)
+            # One that was brought has its space already, and must not give way for a byte more.
+            self.require_space(0 if serves and has_extent else 1)
         except NoSpace:
             if not roomless:
                 raise
             wanted_bytes = 0
-        if wanted_bytes and not has_extent:
+        if wanted_bytes and not self._pool.open.ready.has(wanted_bytes):
             # A guess must not take the space that other writers need.
             if wanted_bytes > max(self._space.free_bytes // 2, self._pool.evictable_bytes):
                 wanted_bytes = 0
