@@ -265,7 +265,8 @@ class Store:
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""
-        self.pool.extents.open_directories()
+        if self.pool.settings.device_aside:
+            self.pool.extents.open_directories()
         self.pool.background.begin_serving(loop, spares_loop=self.pool.settings.device_aside)
 
     def end_serving(self) -> None:

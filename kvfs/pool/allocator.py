@@ -253,11 +253,10 @@ class Allocator:
         now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
         self.growth.look_at_runners()
-        serves = self._pool.background.device.is_serving
-        has_extent = wanted_bytes > 0 and self._pool.open.ready.has(wanted_bytes)
         try:
-            # One that was brought has its space already, and must not give way for a byte more.
-            self.require_space(0 if serves and has_extent else 1)
+            # What was brought has its space already, and must not give way for a byte more.
+            if not (wanted_bytes and self._pool.open.ready.has_brought(wanted_bytes)):
+                self.require_space(1)
         except NoSpace:
             if not roomless:
                 raise

@@ -101,9 +101,10 @@ class ReadyExtents:
 
     def has(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* is ready."""
-        return bool(self._queues.get(size_bytes)) or self._is_brought(size_bytes)
+        return bool(self._queues.get(size_bytes)) or self.has_brought(size_bytes)
 
-    def _is_brought(self, size_bytes: int) -> bool:
+    def has_brought(self, size_bytes: int) -> bool:
+        """Whether an extent of *size_bytes* was made for a create that lacked it."""
         brought = chain(self._brought_before, self._brought)
         return any(extent.reserve_bytes == size_bytes for extent in brought)
 

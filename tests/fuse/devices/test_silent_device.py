@@ -164,9 +164,9 @@ def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_pa
         assert all((kv / "loaded" / f"{number}").read_bytes() == DATA for number in range(5))
 
 
-def test_an_open_that_needs_the_device_ends(drive: FailingDrive, data_path: str) -> None:
-    """[device-aside] A block that is not in memory: its open, or its read, ends after a time."""
-    with mounted_on(drive, data_path, *SETTINGS, "--set=device_deadline_s=2") as mounted:
+def test_a_load_that_needs_the_device_ends(drive: FailingDrive) -> None:
+    """[device-aside] On the daemon path; on passthrough a read waits in the kernel."""
+    with mounted_on(drive, "daemon", *SETTINGS, "--set=device_deadline_s=2") as mounted:
         store(mounted.path, "block")
         run_kvfs("sync", str(mounted.path))
         mounted.stop()

@@ -28,11 +28,12 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 @contextlib.contextmanager
 def device_of(server_pid: int) -> Iterator[int]:
     """Yield a descriptor of the server's /dev/fuse (pidfd_getfd(2))."""
-    (theirs,) = [
-        int(entry.name)
-        for entry in Path(f"/proc/{server_pid}/fd").iterdir()
-        if os.readlink(entry) == "/dev/fuse"
-    ]
+    found: list[int] = []
+    for entry in Path(f"/proc/{server_pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed since it was listed
+            if os.readlink(entry) == "/dev/fuse":
+                found.append(int(entry.name))
+    (theirs,) = found
     pidfd = os.pidfd_open(server_pid)
     ours = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, theirs, 0)
     os.close(pidfd)
