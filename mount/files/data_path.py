@@ -130,7 +130,7 @@ class DataPath(Protocol):
         """Decide for a new handle on *opened*; *asks*: not passthrough, if possible."""
 
     def prepare(self, ino: InodeNo) -> None:
-        """Do what a grant for a reader of *ino* needs of the device. Raises NotAtHand."""
+        """Ask for what a grant for a reader of *ino* needs. Raises NotAtHand, OSError."""
 
     def freed(self, opened: OpenInode) -> None:
         """Learn that the inode's last handle is gone."""
@@ -328,15 +328,14 @@ class PassthroughPath:
         return Grant(_WRITING if writer else _READING, known)
 
     def prepare(self, ino: InodeNo) -> None:
-        """Register *ino* before a reader is counted. Raises NotAtHand, OSError."""
+        """Ask for the extent that the grant registers, before a reader is counted."""
         if ino in self._open or ino in self._idle:
             return
         opened = self._pool.open.inodes.get(ino)
         if opened is not None and (opened.fd >= 0 or opened.fresh_id or opened.through_daemon):
             return
         with contextlib.suppress(Damaged):  # the open finds out, and makes it a miss
-            path_fd = self._pool.at_hand.open(ino, os.O_PATH)
-            self._idle[ino] = self._register_path(path_fd)
+            self._pool.at_hand.require(ino)
 
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""

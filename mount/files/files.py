@@ -283,8 +283,8 @@ class Files:
         """
         handle = self.handles.get(fh)
         request = self.request.present.unique if request is None else request
-        if handle.served:  # which may have to ask the device, and then nothing has changed
-            self.store.blocks.served.notice_late_write(handle.opened)
+        if handle.served:
+            self.store.blocks.served.require_at_hand(handle.opened)
         if handle.kind is not HandleKind.WRITER:
             if not self.readers.close(handle, request):
                 self._end(handle)

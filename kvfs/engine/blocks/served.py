@@ -94,9 +94,10 @@ class Served:
 
     def closed(self, opened: OpenInode, *, writer: bool, passing: bool) -> bool:
         """Note that a server closes a handle; return whether it still counts as a *writer*'s."""
-        self.notice_late_write(opened)  # first: it may raise NotAtHand
+        self.require_at_hand(opened)
         opened.stop_passing(passing=passing)
         self._count_passing(opened)
+        self.notice_late_write(opened)
         writes = opened.stop_serving(writer=writer)
         if opened.kept_open and opened.served_writers == 1 and self._has_bytes(opened):
             self._count_as_closed(opened)
@@ -205,6 +206,12 @@ class Served:
         opened = self._pool.open.inodes.get(ino)
         if opened is not None:
             self.notice_late_write(opened)
+
+    def require_at_hand(self, opened: OpenInode) -> None:
+        """Raise NotAtHand if ``notice_late_write`` would, before anything is changed for it."""
+        if opened.quiet_writers and not opened.writers and opened.gone is None:
+            with contextlib.suppress(Damaged, OSError):  # it finds out itself
+                self._pool.at_hand.require(opened.ino)
 
     def notice_late_write(self, opened: OpenInode) -> None:
         """Find out whether a server that counts as closed has written since. Atomic.
