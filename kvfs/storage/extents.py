@@ -154,12 +154,9 @@ class Extents:
         try:
             directory_fd = self._extents.directory(ino)
             return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
-        except FileNotFoundError as error:
-            raise Damaged(f"extent {ino:#x} is missing") from error
         except OSError as error:
-            if error.errno not in BROKEN_FILE:
-                raise
-            raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
+            _raise_damaged(ino, error)
+            raise
 
     def open_cached(self, ino: InodeNo, flags: int) -> int:
         """Do what ``open`` does without waiting for the device; -1 if that is not possible."""
@@ -170,12 +167,9 @@ class Extents:
             return self._syscalls.open_cached(
                 file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd
             )
-        except FileNotFoundError as error:
-            raise Damaged(f"extent {ino:#x} is missing") from error
         except OSError as error:
-            if error.errno not in BROKEN_FILE:
-                raise
-            raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
+            _raise_damaged(ino, error)
+            raise
 
     def trim(self, fd: int, size_bytes: int) -> int:
         """Free the blocks beyond *size_bytes*, the file's size; return the bytes still allocated.
@@ -455,3 +449,11 @@ class Extents:
     def _unlink(self, files: FanOut, ino: InodeNo) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._syscalls.unlink(file_name(ino), dir_fd=files.directory(ino))
+
+
+def _raise_damaged(ino: InodeNo, error: OSError) -> None:
+    """Raise Damaged if *error*, of an open, says that *ino*'s extent is missing or broken."""
+    if isinstance(error, FileNotFoundError):
+        raise Damaged(f"extent {ino:#x} is missing") from error
+    if error.errno in BROKEN_FILE:
+        raise Damaged(f"extent {ino:#x} is broken: {error.strerror}") from error
