@@ -78,13 +78,14 @@ class DeviceThread:
         work: Callable[[], R],
         end: Callable[[R], None] | None = None,
         *,
+        failed: Callable[[Exception], None] | None = None,
         at_once: bool = False,
     ) -> None:
         """Do *work* in a thread, and *end*, if there is one, with its result on the loop.
 
-        *at_once*: somebody waits for it. If *work* raises, that is logged and counted, and *end* is
-        not called. While no loop serves, both are done by the caller, and what they raise is
-        raised.
+        *at_once*: somebody waits for it. If *work* raises, *end* is not called, but *failed* on the
+        loop with the error; without it that is logged and counted. While no loop serves, *work* and
+        *end* are done by the caller, and what they raise is raised.
         """
         if self._wake is None:
             result = work()
@@ -92,7 +93,7 @@ class DeviceThread:
                 end(result)
             return
         self.submitted += 1
-        self._gathered.append(functools.partial(self._do, work, end))
+        self._gathered.append(functools.partial(self._do, work, end, failed))
         if at_once or not self._gathers:
             self.hand_over(wakes=True)
         elif len(self._gathered) >= _GATHERED_MAX:
@@ -166,14 +167,18 @@ class DeviceThread:
                     wake()
 
     @staticmethod
-    def _do(work: Callable[[], R], end: Callable[[R], None] | None) -> Step | None:
+    def _do(
+        work: Callable[[], R],
+        end: Callable[[R], None] | None,
+        failed: Callable[[Exception], None] | None,
+    ) -> Step | None:
         """Return what follows *work* on the loop, after it was done."""
         try:
             result = work()
-        except BaseException as error:  # raised again on the loop, which logs and counts it
-            return functools.partial(_raise, error)
+        except Exception as error:  # raised again on the loop, which logs and counts it
+            return functools.partial(_raise if failed is None else failed, error)
         return None if end is None else functools.partial(end, result)
 
 
-def _raise(error: BaseException) -> None:
+def _raise(error: Exception) -> None:
     raise error

@@ -67,7 +67,7 @@ class DeviceAsks:
         thread = background.device if lack.in_order else background.asks
         if (lack.stores or thread.is_crowded) and self._probe.is_suspect:
             self._refuse()
-        thread.submit(functools.partial(_try, lack.begin()), wait.end, at_once=True)
+        thread.submit(lack.begin(), wait.end, failed=wait.fail, at_once=True)
         await self._until(wait, about_to_wait, stores=lack.stores)
 
     def require_room(self) -> None:
@@ -135,7 +135,7 @@ class DeviceAsks:
                 os.close(own_fd)
             return functools.partial(results.append, result)
 
-        transfers.submit(functools.partial(_try, do), wait.end)
+        transfers.submit(do, wait.end, failed=wait.fail)
         await self._until(wait, about_to_wait, stores=stores)
         return results[0]
 
@@ -197,21 +197,14 @@ class _Wait:
         self.error: Exception | None = None
 
     def end(self, follow: _Follow) -> None:
-        """Do what follows the work, for whom it may raise an error."""
+        """Do what follows the work; what that raises is for whoever waits."""
         try:
             follow()
         except Exception as error:
             self.error = error
         self.done.set()
 
-
-def _try(work: Callable[[], _Follow]) -> _Follow:
-    """Return what follows *work*; if it fails, what raises its error."""
-    try:
-        return work()
-    except Exception as error:
-        return functools.partial(_raise, error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    def fail(self, error: Exception) -> None:
+        """Give *error*, which the work has raised, to whoever waits."""
+        self.error = error
+        self.done.set()

@@ -5,7 +5,6 @@ write without this process. The last close copies them to the index.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import stat
@@ -20,7 +19,7 @@ from kvfs.engine.blocks.allocations import Allocations
 from kvfs.engine.blocks.closes import Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
-from kvfs.engine.blocks.lengths import Done, Lengths
+from kvfs.engine.blocks.lengths import Lengths
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.served import Emptying, Served
 from kvfs.engine.names.namespace import Namespace
@@ -359,17 +358,16 @@ class Blocks:
         empties = maker == SERVER and not size_bytes and self._emptying.is_due(ino, present)
         opened = pool.open.inodes.get(ino)
         keeps = empties or (opened is not None and opened.writers > 0)
-        done: Done | None = None
+        closes = contextlib.ExitStack()  # once, whoever is first
         if opened is None or empties or not keeps:
             maker = maker if empties else NOBODY
             opened = self.open(ino, writer=True, truncate=False, maker=maker)
-            done = functools.partial(self.close, opened, writer=True)
+            closes.callback(self.close, opened, writer=True)
         try:
             self.extent_fd(opened)
             if empties:
                 self._emptying.begin(opened)
-            self._lengths.set(opened, size_bytes, done, keeps=keeps, empties=empties)
-        except BaseException:
-            if done is not None:
-                done()
+            self._lengths.set(opened, size_bytes, closes.close, keeps=keeps, empties=empties)
+        except BaseException:  # what was opened for it is closed again
+            closes.close()
             raise

@@ -12,9 +12,6 @@ from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
-#: Ends what setting a length has begun.
-Done = Callable[[], None]
-
 
 class Lengths:
     """Sets the lengths of the open files of one pool."""
@@ -28,7 +25,7 @@ class Lengths:
         self,
         opened: OpenInode,
         size_bytes: int,
-        done: Done | None,
+        done: Callable[[], None],
         *,
         keeps: bool,
         empties: bool,
@@ -38,43 +35,23 @@ class Lengths:
         *keeps*: it stays open for others, so that what it holds is counted. *empties*: a file
         server empties it. Raises OSError, while no requests are served.
         """
-        device = self._pool.background.device
+        pool = self._pool
         if keeps:
             self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
             opened.resize()
             opened.note_cut(size_bytes)
-        opened.begin_settling()
-        try:
-            device.submit(
-                functools.partial(self._cut, opened.fd, size_bytes),
-                functools.partial(self._end, opened, done, keeps=keeps, empties=empties),
-            )
-        except BaseException:
-            opened.end_settling(None)
-            raise
-
-    def _cut(self, fd: int, size_bytes: int) -> OSError | None:
-        try:
-            self._pool.syscalls.ftruncate(fd, size_bytes)
-        except OSError as error:
-            if not self._pool.background.device.is_serving:
-                raise
-            return error
-        return None
+        opened.settle(
+            pool.background.device,
+            functools.partial(pool.syscalls.ftruncate, opened.fd, size_bytes),
+            functools.partial(self._end, opened, done, keeps=keeps, empties=empties),
+        )
 
     def _end(
-        self,
-        opened: OpenInode,
-        done: Done | None,
-        error: OSError | None,
-        *,
-        keeps: bool,
-        empties: bool,
+        self, opened: OpenInode, done: Callable[[], None], *, keeps: bool, empties: bool
     ) -> None:
-        opened.end_settling(error)
+        """Count what the file holds now, after its length was set or could not be."""
         if keeps and opened.fd >= 0:
             self._pool.note_allocated(opened, self._pool.extents.allocated_bytes(opened.fd))
         if empties:
             self._emptying.choose_course(opened)
-        if done is not None:
-            done()
+        done()

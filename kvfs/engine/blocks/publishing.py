@@ -108,27 +108,14 @@ class Publishing:
         While requests are served the device's thread does it: wait until it is settled (``opened``)
         before the client may write. Raises OSError.
         """
-        device = self._pool.background.device
-        opened.begin_settling()
-        try:
-            device.submit(
-                functools.partial(self._set_times, opened.fd, times_ns), opened.end_settling
-            )
-        except BaseException:
-            opened.end_settling(None)
-            raise
+        work = functools.partial(self._set_times, opened.fd, times_ns)
+        opened.settle(self._pool.background.device, work)
 
-    def _set_times(self, fd: int, times_ns: tuple[int, int]) -> OSError | None:
-        try:
-            self._pool.syscalls.utime(fd, ns=times_ns)
-            # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13),
-            # which shows that something was written.
-            self._pool.syscalls.fstat(fd)
-        except OSError as error:
-            if not self._pool.background.device.is_serving:
-                raise
-            return error
-        return None
+    def _set_times(self, fd: int, times_ns: tuple[int, int]) -> None:
+        self._pool.syscalls.utime(fd, ns=times_ns)
+        # After a stat the next write sets a new mtime (multigrain timestamps, Linux 6.13), which
+        # shows that something was written.
+        self._pool.syscalls.fstat(fd)
 
     def must_forget(self, opened: OpenInode) -> bool:
         """Whether a writer may overwrite bytes that still have an identity on the device.

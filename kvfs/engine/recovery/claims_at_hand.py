@@ -41,7 +41,11 @@ class ClaimsAtHand:
         for ino in inos:
             if ino not in self._claims and ino not in self._reading and not asks.is_crowded:
                 self._reading.add(ino)
-                asks.submit(functools.partial(self._try_fetch, ino), lambda follow: follow())
+                asks.submit(
+                    functools.partial(self._read, ino),
+                    functools.partial(self._keep, ino),
+                    failed=functools.partial(self._fail, ino),
+                )
 
     def _read(self, ino: InodeNo) -> InodeRecord | None:
         return block_record(self._pool.extents, self._pool.syscalls, ino)
@@ -50,12 +54,9 @@ class ClaimsAtHand:
         claim = self._read(ino)
         return lambda: self._keep(ino, claim)
 
-    def _try_fetch(self, ino: InodeNo) -> Callable[[], None]:
-        try:
-            return self._fetch(ino)
-        except OSError as error:
-            _log.warning("inode %#x is not compared yet: %s", ino, error)
-            return functools.partial(self._reading.discard, ino)
+    def _fail(self, ino: InodeNo, error: Exception) -> None:
+        _log.warning("inode %#x is not compared yet: %s", ino, error)
+        self._reading.discard(ino)
 
     def _keep(self, ino: InodeNo, claim: InodeRecord | None) -> None:
         self._reading.discard(ino)

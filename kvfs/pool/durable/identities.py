@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.errors import Damaged
 from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.durable.agreement import carries_identity, identity_of
@@ -255,25 +255,16 @@ class Identities:
         self._forget_queued(ino)
         before = self._withdrawing.get(ino, 0)
 
-        def work() -> Exception | None:
-            try:
-                self._extents.identify(ino, identity, fd=fd)
-            except (KvfsError, OSError) as error:
-                if not self._device.is_serving:
-                    raise
-                return error
-            return None
-
-        def ended(error: Exception | None) -> None:
-            if error is None:
-                self._note_written(ino, before)
+        def ended(_: bool) -> None:
+            self._note_written(ino, before)
             if end is not None:
-                end(error)
+                end(None)
             present = self.attributes.record(ino) if self._device.is_serving else None
             if present is not None and present.sequence != record.sequence:
                 self.write(ino, present)  # it was renamed meanwhile, say
 
-        self._device.submit(work, ended)
+        write = functools.partial(self._extents.identify, ino, identity, fd=fd)
+        self._device.submit(write, ended, failed=end)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether the device may have an identity of *ino*, the present or a former one."""

@@ -8,8 +8,10 @@ reserved blocks as holes.
 """
 
 import os
+from collections.abc import Callable
 
 from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo, round_up
+from kvfs.storage.device_thread import DeviceThread
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
 
@@ -31,7 +33,7 @@ class ExtentBytes:
     #: How often its times are being set, by a writer's open or a client; the record has them.
     settling = 0
     #: Why they could not be set, for the open that waits for it.
-    unsettled: OSError | None = None
+    unsettled: Exception | None = None
     #: Bytes from offset 0 on without a hole; -1 while there is no hole.
     front_bytes = -1
     #: If ``front_bytes`` is set: there is no block beyond this offset.
@@ -76,17 +78,30 @@ class ExtentBytes:
         """A read or a write has ended."""
         self.transfers -= 1
 
-    def begin_settling(self) -> None:
-        """Its times are being set."""
-        self.settling += 1
+    def settle(
+        self, device: DeviceThread, work: Callable[[], None], end: Callable[[], None] | None = None
+    ) -> None:
+        """Have *device* do *work*, which sets times or length, and then do *end*, also if it fails.
 
-    def end_settling(self, error: OSError | None) -> None:
-        """Its times were set, unless there was an *error*."""
-        self.settling -= 1
-        self.unsettled = error
+        While requests are served, wait until it is settled. Else raises what *work* raises.
+        """
+        if not device.is_serving:
+            work()
+            if end is not None:
+                end()
+            return
+
+        def ended(error: Exception | None) -> None:
+            self.settling -= 1
+            self.unsettled = error
+            if end is not None:
+                end()
+
+        self.settling += 1
+        device.submit(work, ended, failed=ended)
 
     def require_settled(self) -> None:
-        """Raise the OSError of times that could not be set."""
+        """Raise the error of times, or of a length, that could not be set."""
         error, self.unsettled = self.unsettled, None
         if error is not None:
             raise error

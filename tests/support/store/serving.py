@@ -5,7 +5,6 @@ thread, and the request is done again. A store that does not serve answers the s
 once, so that what both come to can be compared.
 """
 
-import functools
 import stat
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
@@ -39,7 +38,7 @@ class Waiting:
     def __init__(self, lack: NotAtHand, thread: DeviceThread) -> None:
         self.done = False
         self._error: Exception | None = None
-        thread.submit(functools.partial(_try, lack.begin()), self._end, at_once=True)
+        thread.submit(lack.begin(), self._end, failed=self._fail, at_once=True)
 
     def _end(self, follow: Callable[[], None]) -> None:
         try:
@@ -48,21 +47,13 @@ class Waiting:
             self._error = error
         self.done = True
 
+    def _fail(self, error: Exception) -> None:
+        self._error, self.done = error, True
+
     def require(self) -> None:
         """Raise what bringing it raised."""
         if self._error is not None:
             raise self._error
-
-
-def _try(work: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    try:
-        return work()
-    except Exception as error:
-        return functools.partial(_raise, error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 class Outcome(NamedTuple):
