@@ -171,6 +171,10 @@ class Extents:
             _raise_damaged(ino, error)
             raise
 
+    def reopen(self, fd: int, flags: int) -> int:
+        """Open the extent behind *fd* with *flags*; it never waits. Raises OSError."""
+        return self._syscalls.reopen(fd, flags | _FILE_FLAGS)
+
     def trim(self, fd: int, size_bytes: int) -> int:
         """Free the blocks beyond *size_bytes*, the file's size; return the bytes still allocated.
 

@@ -1,8 +1,9 @@
 """Extents for the event loop's thread: what needs the device is not at hand, and is fetched.
 
 The loop opens what the kernel has in memory. For all else it raises NotAtHand; a thread then opens
-the extent by O_PATH, which counts as no user of it, and that descriptor keeps it in memory until
-the request has asked again. While no loop serves requests, the device is asked at once.
+the extent by O_PATH, which counts as no user of it. That descriptor keeps it in memory until the
+request asks again, and is what the loop opens it by. While no loop serves requests, the device is
+asked at once.
 """
 
 import functools
@@ -53,6 +54,8 @@ class ExtentsAtHand:
         for fetched in (self._fresh.get(ino), self._old.get(ino)):
             if isinstance(fetched, Exception):
                 raise fetched
+            if fetched is not None:
+                return self._extents.reopen(fetched, flags)
         raise NotAtHand("an extent", lambda: functools.partial(self._fetch, ino))
 
     def close(self, ino: InodeNo, fd: int) -> None:
@@ -139,10 +142,15 @@ class ExtentsAtHand:
         return lambda: self._keep(ino, found)
 
     def _keep(self, ino: InodeNo, found: int | Exception) -> None:
-        if ino not in self._fresh and len(self._fresh) < _KEPT_MAX:
-            self._fresh[ino] = found
-        elif isinstance(found, int):
-            os.close(found)
+        if ino in self._fresh:
+            if isinstance(found, int):
+                os.close(found)
+            return
+        self._fresh[ino] = found
+        if len(self._fresh) > _KEPT_MAX:
+            oldest = self._fresh.pop(next(iter(self._fresh)))
+            if isinstance(oldest, int):
+                os.close(oldest)
 
     def _fetch_identity(self, ino: InodeNo) -> Callable[[], None]:
         try:

@@ -117,11 +117,16 @@ class Syscalls:
     fcntl = staticmethod(fcntl.fcntl)
     posix_fadvise = staticmethod(os.posix_fadvise)
 
+    def reopen(self, fd: int, flags: int) -> int:
+        """Open the file behind *fd*, which keeps it in memory, with *flags* (proc_pid_fd(5))."""
+        return os.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
+
     def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:
         """Open *name* in the directory *dir_fd*; -1 if that might wait for the device.
 
         The kernel opens only what its cache of names has. FileNotFoundError only if the cache knows
-        that there is no such file.
+        that there is no such file. Always -1 where the call is refused: seccomp cannot see what its
+        structure asks for, so RestrictSUIDSGID of systemd.exec(5) and some containers forbid it.
         """
         fd: int = _openat2(_OPENAT2, dir_fd, os.fsencode(name), _cached_only(flags), _HOW_BYTES)
         if fd < 0:

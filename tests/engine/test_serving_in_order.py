@@ -1,6 +1,7 @@
 """What is cold is brought, and times and lengths are set in order, while a store serves."""
 
 import errno
+import os
 
 import pytest
 
@@ -78,6 +79,21 @@ def test_a_block_whose_extent_is_known_to_be_missing_is_a_miss(
     with pytest.raises(NotFound):
         client.look_up(b"K")
     assert "lost" in caplog.text
+    client.end()
+
+
+def test_a_block_is_loaded_where_seccomp_refuses_openat2(client: Serving) -> None:
+    """By the descriptor that a thread has opened; each open takes one."""
+    ino = client.put(b"K", BLOCK)
+    client.finish_jobs()
+    client.guard.openat2_refused = True
+    for _ in range(2):
+        opened = client.store.open_to_read(ino)
+        fd = client.ask(lambda opened=opened: client.store.extent_fd(opened))
+        assert os.pread(fd, len(BLOCK), 0) == BLOCK
+        client.close(opened, writer=False)
+        client.finish_jobs()
+    assert not client.guard.seen
     client.end()
 
 

@@ -16,7 +16,7 @@ _HELD_MAX_S: Final = 60.0
 #: What the kernel answers from memory; the index of these stores is in memory, too. ``pwrite_all``
 #: is made of others.
 _HARMLESS: Final = frozenset(
-    {"fstat", "fcntl", "lseek", "statvfs", "open_cached", "commit", "pwrite_all"}
+    {"fstat", "fcntl", "lseek", "statvfs", "open_cached", "reopen", "commit", "pwrite_all"}
 )
 
 
@@ -31,6 +31,8 @@ class LoopGuard(Syscalls):
         self.waits = False
         #: The extents that the kernel has in memory; None: all.
         self._cached: set[object] | None = None
+        #: Whether openat2(2) is refused, as by seccomp, so that nobody can ask what is in memory.
+        self.openat2_refused = False
         self._held: frozenset[str] = frozenset()
         self._failing: frozenset[str] = frozenset()
         self._error_no = errno.EIO
@@ -98,6 +100,8 @@ class LoopGuard(Syscalls):
         """Do as the kernel does that has in memory only what was opened since ``chill``."""
         if "open_cached" in self._failing:
             raise OSError(self._error_no, os.strerror(self._error_no))
+        if self.openat2_refused:
+            return -1
         if self._cached is not None and name not in self._cached:
             return -1
         return super().open_cached(name, flags, dir_fd=dir_fd)
