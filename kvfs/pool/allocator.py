@@ -271,12 +271,14 @@ class Allocator:
                 wanted_bytes = 0
         if self._pool.short_bytes(now_s) > 0:
             self.room.top_up()
-        try:
-            return self._pool.open.ready.give_out(wanted_bytes, now_s)
-        except NoSpace:
-            with contextlib.suppress(NotAtHand):  # it is being freed, and then comes the extent
-                self.find_device_room(_DEVICE_STEP_BYTES)
-            return self._pool.open.ready.give_out(0, now_s)
+        ready = self._pool.open.ready
+        # If the device is fuller than the capacity says, an empty one may still fit.
+        for size_bytes in dict.fromkeys((wanted_bytes, 0)):
+            with contextlib.suppress(NoSpace):
+                return ready.give_out(size_bytes, now_s)
+        with contextlib.suppress(NotAtHand):  # it is being freed, and then comes the extent
+            self.find_device_room(_DEVICE_STEP_BYTES)
+        return ready.give_out(0, now_s, insists=True)
 
     def find_device_room(self, size_bytes: int) -> None:
         """Make space for *size_bytes* on a full device, even if the pool is below its capacity.

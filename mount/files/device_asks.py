@@ -2,11 +2,13 @@
 
 A request that lacks something (NotAtHand) has it brought by a thread, and is done again from its
 start. A request that gave the device's thread work waits until that is done. No wait is for ever: a
-store is refused as soon as the device seems silent, and a load after ``device_deadline_s``. What a
-thread does for a request that has given up ends by itself.
+store is refused as soon as the device seems silent, and a load after ``device_deadline_s``; so is a
+request that others outrun so long, because they take each time what was brought for it, a fresh
+extent say. What a thread does for a request that has given up ends by itself.
 """
 
 import functools
+import itertools
 import os
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
@@ -19,9 +21,6 @@ from kvfs.storage.background import Background
 from mount.fuse.late import AboutToWait
 
 R = TypeVar("R")
-#: How often a request is done again. Others may take what was brought for it, a fresh extent say.
-BRINGS_MAX: Final = 8
-
 #: How often a request that waits looks whether the device answers at all.
 _LOOK_S: Final = 0.1
 #: If more requests wait for a device that seems silent, they are refused: each occupies a task of
@@ -98,17 +97,28 @@ class DeviceAsks:
         self._background.device.after_all(follow)
 
     async def at_hand(
-        self, call: Callable[[], R | Awaitable[R]], about_to_wait: AboutToWait | None = None
+        self,
+        call: Callable[[], R | Awaitable[R]],
+        about_to_wait: AboutToWait | None = None,
+        *,
+        calls_max: int | None = None,
     ) -> R:
-        """Return what *call* does, which is called again when what it lacked was brought."""
-        for _ in range(BRINGS_MAX):
+        """Return what *call* does, which is called again when what it lacked was brought.
+
+        At most *calls_max* times, or until the deadline; then NotAtHand is raised. Raises
+        DeviceSilent, and what *call* and its work raise.
+        """
+        until_s = trio.current_time() + self._deadline_s
+        for calls in itertools.count(1):
             try:
                 answer = call()
                 return await answer if isinstance(answer, Awaitable) else answer
             except NotAtHand as lack:
+                if calls == calls_max or trio.current_time() >= until_s:
+                    raise
                 lacking = lack
             await self.bring(lacking, about_to_wait)
-        raise lacking
+        raise AssertionError("unreachable")
 
     async def transfer(
         self,

@@ -30,6 +30,8 @@ _PATIENCE_S: Final = 0.05
 _LAST_USER_S: Final = 1.0
 #: How often to try on a device that others fill as fast as space is made.
 DEVICE_TRIES: Final = 3
+#: If others have taken so often what the device had freed for a request, it waits in the line.
+_CALLS_MAX: Final = 8
 #: A CREATE waits with its directory locked, and lookups there wait with it. So it waits no longer
 #: than a usual load takes, and all creates together only for a share of the time.
 _CREATES_S: Final = 0.2
@@ -182,7 +184,15 @@ class SpaceQueue:
             finally:
                 allocations.end(opened, allocation)
             # Others fill the file system that the pool lies on.
-            self._store.pool.space.device_room.refused()
+            await self.device_refused(about_to_wait)
+
+    async def device_refused(self, about_to_wait: AboutToWait | None) -> None:
+        """Find out what the device really has, since it refused bytes that kvfs had room for.
+
+        Raises DeviceSilent, OSError.
+        """
+        await self._asks.in_order(about_to_wait)  # what is being freed is free first
+        self._store.pool.space.device_room.refused()
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
         """Return when a draft may be created: there is space, or some may come.
@@ -213,7 +223,7 @@ class SpaceQueue:
         """
         space = functools.partial(self._store.allocator.require_space, size_bytes)
         try:
-            await self._asks.at_hand(space, about_to_wait)
+            await self._asks.at_hand(space, about_to_wait, calls_max=_CALLS_MAX)
         except NotAtHand as lack:  # the device frees less than others take
             raise NoSpace(f"no {format_size(size_bytes)} yet") from lack
 

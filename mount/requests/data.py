@@ -140,7 +140,13 @@ class Transfers:
         transfer = functools.partial(
             self._files.asks.transfer, fd=fd, about_to_wait=about_to_wait, stores=True
         )
-        return await self._write_all(opened, offset_bytes, whole, growth_bytes, find_room, transfer)
+        refused = functools.partial(self._files.room.device_refused, about_to_wait)
+        return await self._write_all(
+            *(opened, offset_bytes, whole, growth_bytes),
+            find_room=find_room,
+            device_refused=refused,
+            transfer=transfer,
+        )
 
     def _spoil(self, opened: OpenInode) -> None:
         """Note that a write was refused: what is written will not be whole."""
@@ -219,7 +225,9 @@ class Transfers:
         offset_bytes: int,
         data: memoryview,
         growth_bytes: int,
+        *,
         find_room: Callable[[int], Awaitable[None]],
+        device_refused: Callable[[], Awaitable[None]],
         transfer: Callable[[Callable[[int], _Written]], Awaitable[_Written]],
     ) -> int:
         """Write *data*, for which *growth_bytes* of room were found just now."""
@@ -254,7 +262,7 @@ class Transfers:
                     raise error
                 # Somebody else fills the file system that the pool lies on.
                 growth_bytes = len(data) - done_bytes
-                pool.space.device_room.refused()
+                await device_refused()
                 await find_room(growth_bytes)
             except (NoSpace, OSError):
                 self._spoil(opened)

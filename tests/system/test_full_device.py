@@ -51,14 +51,17 @@ def store(root: Path, name: str) -> None:
 
 
 def fill_to_the_last_block(path: Path) -> None:
-    """Write until the file system takes nothing more, not even one of its blocks."""
+    """Write until the file system takes nothing more, not even one of its blocks.
+
+    kvfs gives up its ready extents meanwhile, when it finds the device full.
+    """
     with path.open("ab", buffering=0) as file:
         for step in (16 * MIB, MIB, 4096):
             with contextlib.suppress(OSError):
                 while True:
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), step)
     with refused(errno.ENOSPC), path.open("ab", buffering=0) as file:
-        for _ in range(1000):
+        for _ in range(DEVICE_BYTES // 4096):
             file.write(bytes(4096))
 
 

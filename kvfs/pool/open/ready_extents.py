@@ -116,15 +116,16 @@ class ReadyExtents:
                     return brought.pop(place)
         return None
 
-    def give_out(self, size_bytes: int, now_s: float) -> ReadyExtent:
+    def give_out(self, size_bytes: int, now_s: float, *, insists: bool = False) -> ReadyExtent:
         """Return an extent with *size_bytes* allocated, for which the caller has made space.
 
-        If the device has no space, nothing is allocated. Raises NoSpace, NotAtHand, OSError.
+        If it *insists*, the device is asked again even if it has just refused such an extent.
+        Raises NoSpace, NotAtHand, OSError.
         """
         queue = self._queues.get(size_bytes)
         extent = self._take_brought(size_bytes) if self._brought or self._brought_before else None
         if extent is None and not queue and self._device.is_serving:
-            self._require_made(size_bytes)
+            self._require_made(size_bytes, insists=insists)
         self.forecast.note_created(size_bytes, now_s)
         if extent is not None:
             self._space.ready_bytes -= extent.reserve_bytes
@@ -139,19 +140,19 @@ class ReadyExtents:
         self.misses += 1
         return self._prepare_now(size_bytes)
 
-    def _require_made(self, size_bytes: int) -> None:
+    def _require_made(self, size_bytes: int, *, insists: bool) -> None:
         """Raise NotAtHand for an extent that is not ready; NoSpace if the device has no room."""
-        if size_bytes in self._refused:
+        if size_bytes in self._refused and not insists:
             raise NoSpace(f"the device has no {format_size(size_bytes)}")
         self._numbers.require(at_once=False)
         raise NotAtHand(
             "a fresh extent",
-            lambda: self._begin_missed(size_bytes),
+            lambda: self._begin_missed(size_bytes, insists=insists),
             in_order=bool(self._refused),  # after what is being freed
             stores=True,
         )
 
-    def _begin_missed(self, size_bytes: int) -> Callable[[], Callable[[], None]]:
+    def _begin_missed(self, size_bytes: int, *, insists: bool) -> Callable[[], Callable[[], None]]:
         """Begin an extent that a create lacks, and have some more of its size made."""
         self.misses += 1
         depth = self._depths.get(size_bytes, 0)
@@ -162,21 +163,26 @@ class ReadyExtents:
 
         def make() -> Callable[[], None]:
             made = self._try_create(ino, size_bytes)
-            return functools.partial(self._end_missed, ino, size_bytes, made)
+            return functools.partial(self._end_missed, ino, size_bytes, made, insists=insists)
 
         return make
 
-    def _end_missed(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> None:
+    def _end_missed(
+        self, ino: InodeNo, size_bytes: int, made: int | Exception, *, insists: bool
+    ) -> None:
         error = self._end(ino, size_bytes, made)
         if error is None:
             self._brought.append(self._queues[size_bytes].pop())
-        elif isinstance(error, NoSpace) and size_bytes:
-            # The device is fuller than the capacity says: an empty extent may still fit.
-            self._refused.add(size_bytes)
-            self.give_way()
-            self._unlink_queue.hurry(self._space.capacity_bytes)
+        elif isinstance(error, NoSpace) and not insists:
+            self._refuse(size_bytes)
         else:
             raise error
+
+    def _refuse(self, size_bytes: int) -> None:
+        """Give up what is ready: the device is fuller than the capacity says."""
+        self._refused.add(size_bytes)
+        self.give_way()
+        self._unlink_queue.hurry(self._space.capacity_bytes)
 
     def recall(self, ino: InodeNo, reserve_bytes: int) -> ReadyExtent:
         """Return the extent that a previous server took for *ino*. Raises Damaged, OSError."""
@@ -304,12 +310,8 @@ class ReadyExtents:
         try:
             return self._make(self._numbers.give_out(), size_bytes)
         except NoSpace:
-            # The device is fuller than the capacity says: an empty extent may still fit.
-            if not size_bytes:
-                raise
-            self.give_way()
-            self._unlink_queue.hurry(self._space.capacity_bytes)
-            return self._make(self._numbers.give_out(), 0)
+            self._refuse(size_bytes)
+            raise
 
     # ---- making one: its beginning and its end on the loop, between them the device ----
 
@@ -317,6 +319,7 @@ class ReadyExtents:
         """Count the extent *ino*, before the device allocates it; a waiting order holds none."""
         self._ordered.add(ino)
         self._space.ready_bytes += size_bytes
+        self._space.ordered_bytes += size_bytes
 
     def _try_create(self, ino: InodeNo, size_bytes: int) -> int | Exception:
         """Return the descriptor of a new extent, or why there is none; in any thread."""
@@ -328,6 +331,7 @@ class ReadyExtents:
     def _end(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> Exception | None:
         """Enter the extent that was *made*; return why there is none."""
         self._ordered.discard(ino)
+        self._space.ordered_bytes -= size_bytes
         if isinstance(made, int):
             try:
                 extent = ReadyExtent(ino, made, size_bytes, self._kernel.adopt(made))

@@ -3,6 +3,7 @@
 - ``recorded_bytes``: blocks, as recorded in the index.
 - ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
 - ``ready_bytes``: ready extents.
+- ``ordered_bytes``: the part of these that a thread is making.
 - ``stray_bytes``: files without an inode that are kept for a while (unlink_queue.py).
 - ``pending_delete_bytes``: extents without an owner that are not unlinked yet.
 - ``coming_bytes``: the part of these that the device's thread is unlinking.
@@ -29,6 +30,7 @@ class Space:
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
         self.ready_bytes = 0
+        self.ordered_bytes = 0
         self.stray_bytes = 0
         self.pending_delete_bytes = 0
         self.coming_bytes = 0
@@ -103,9 +105,14 @@ class DeviceRoom:
         self._kept_bytes = min(int(space.capacity_bytes * _KEPT_SHARE), _KEPT_MOST_BYTES)
 
     def measure(self) -> None:
-        """Check again; called at every tick. Raises OSError."""
+        """Check again; called at every tick. Raises OSError.
+
+        What threads are freeing or allocating may be done already, and then the device counts it.
+        So it is not counted a second time here: at worst the device is taken for fuller than it is.
+        """
         space = self._space
-        self._looks.append(space.taken_bytes + self._free_bytes() - self._kept_bytes)
+        held_bytes = space.taken_bytes - space.coming_bytes - space.ordered_bytes
+        self._looks.append(held_bytes + self._free_bytes() - self._kept_bytes)
         space.bound_bytes = max(0, min(space.capacity_bytes, max(self._looks)))
 
     def refused(self) -> None:
