@@ -49,6 +49,15 @@ class NotAtHand(Exception):
         self.in_order: Final = in_order
         self.stores: Final = stores
 
+    @classmethod
+    def under_way(cls, what: str, *, stores: bool = False) -> "NotAtHand":
+        """Return one for *what* the device's thread does already, and only has to end."""
+        return cls(what, _no_work, in_order=True, stores=stores)
+
+
+def _no_work() -> Callable[[], Callable[[], None]]:
+    return lambda: lambda: None
+
 
 class DeviceSilent(KvfsError):
     """The device does not answer, and the request cannot wait longer (EIO)."""

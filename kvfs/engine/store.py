@@ -268,6 +268,8 @@ class Store:
         if self.pool.settings.device_aside:
             self.pool.extents.open_directories()
         self.pool.background.begin_serving(loop, spares_loop=self.pool.settings.device_aside)
+        if self.pool.settings.device_aside and not self.pool.settings.read_only:
+            self.pool.open.ready.begin_serving()
 
     def end_serving(self) -> None:
         """Wait for what threads do on the device. From now on that is done at once."""

@@ -11,7 +11,6 @@ import contextlib
 import enum
 import functools
 import logging
-from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -206,7 +205,7 @@ class Allocator:
             fits = self.reach.fit(size_bytes) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes)
             if space.coming_bytes and size_bytes > space.unclaimed_bytes:
-                raise NotAtHand("space", _wait_in_order, in_order=True, stores=True)
+                raise NotAtHand.under_way("space", stores=True)
         space.require(size_bytes)
         self._headroom.count(size_bytes, self._monotonic_s())
 
@@ -362,11 +361,6 @@ class Allocator:
         """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""
         with contextlib.suppress(NoSpace, NotAtHand):
             self.find_device_room(_INDEX_STEP_BYTES)
-
-
-def _wait_in_order() -> Callable[[], Callable[[], None]]:
-    """Return work that does nothing, but comes after all that the device's thread has to do."""
-    return lambda: lambda: None
 
 
 # ---- limits on new names ----

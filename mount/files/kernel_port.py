@@ -130,6 +130,10 @@ class KernelPort:
         """Have the kernel fetch the attributes of *ino* and its directory anew."""
         self.invalidations.inode_vanished(ino, parent)
 
+    def attributes_corrected(self, ino: InodeNo) -> None:
+        """Have the kernel fetch the attributes of *ino* anew."""
+        self.invalidations.attributes_corrected(ino)
+
     # ---- what is agreed with the kernel before the first file is opened ----
 
     def features(self, offered: int, request: bytes) -> Features:

@@ -167,6 +167,10 @@ class Invalidations:
         """Have the kernel fetch the attributes of *ino*, which is gone, and *parent* anew."""
         self._tell(functools.partial(_inval_inodes, self._device_fd, ino, parent))
 
+    def attributes_corrected(self, ino: InodeNo) -> None:
+        """Have the kernel fetch the attributes of *ino* anew."""
+        self._tell(functools.partial(_inval_inodes, self._device_fd, ino))
+
     def _tell(self, telling: _Telling) -> None:
         if not self._tells or self._stopped:
             self.skipped += 1

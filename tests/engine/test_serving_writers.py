@@ -1,13 +1,15 @@
 """Other writers of a store that serves: past the server, ahead of their bytes, file servers."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from kvfs.core.errors import NotFound
+from kvfs.core.errors import NotAtHand, NotFound
+from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, SERVER
 from tests.support.store.driven import AllocationRequest, Opened
@@ -191,4 +193,54 @@ def test_a_length_set_by_a_server_hides_the_block_at_once(client: Serving) -> No
     opened = open_served(client, ino)
     client.write(opened, NEW)
     close_served(client, opened)
+    client.end()
+
+
+# ---- a trim sets the mtime, by which a late write shows ----
+
+
+def short_draft_of_a_server(client: Serving) -> Opened:
+    """Return one with a reserve, which its rename by the server publishes."""
+    client.put(b"before", BLOCK)
+    client.finish_jobs()
+    store = client.store
+    opened = client.ask(lambda: store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0, SERVER))[0]
+    store.serve(opened, writer=True, passing=False)
+    client.write(opened, b"short")
+    assert opened.allocated_bytes > len(b"short")
+    return opened
+
+
+def rename_by_a_server(client: Serving) -> None:
+    store = client.store
+    client.ask(lambda: store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K", who=SERVER))
+
+
+def test_the_trim_of_what_a_server_renames_is_no_late_write(client: Serving) -> None:
+    opened = short_draft_of_a_server(client)
+    with client.guard.held("fallocate"):
+        rename_by_a_server(client)
+        assert opened.quiet_writers
+        with pytest.raises(NotAtHand):  # nobody can tell until it has ended
+            client.store.present(opened.ino)
+    assert client.ask(lambda: client.store.present(opened.ino)).allocated_bytes == 4096
+    assert opened.quiet_writers
+    close_served(client, opened)
+    client.end()
+
+
+def test_a_late_write_before_the_trim_shows(client: Serving) -> None:
+    opened, trims = short_draft_of_a_server(client), threading.Event()
+    client.store.engine.pool.background.device.submit(trims.wait, at_once=True)
+    rename_by_a_server(client)
+    fd = client.in_thread(lambda: client.store.open_extent(opened.ino, os.O_RDWR))
+    client.in_thread(lambda: os.pwrite(fd, b"LATE!", 0))
+    os.close(fd)
+    trims.set()
+    client.ask(lambda: client.store.present(opened.ino))
+    assert not opened.quiet_writers
+    assert client.store.record(opened.ino).state == State.REWRITE
+    close_served(client, opened)
+    client.finish_jobs()
+    assert client.get(b"K") == b"LATE!"
     client.end()

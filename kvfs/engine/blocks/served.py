@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.errors import Damaged, KvfsError
+from kvfs.core.errors import Damaged, KvfsError, NotAtHand
 from kvfs.core.lifecycle import HIDEABLE, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
@@ -210,18 +210,24 @@ class Served:
     def require_at_hand(self, opened: OpenInode) -> None:
         """Raise NotAtHand if ``notice_late_write`` would, before anything is changed for it."""
         if opened.quiet_writers and not opened.writers and opened.gone is None:
+            self._require_told(opened)
             with contextlib.suppress(Damaged, OSError):  # it finds out itself
                 self._pool.at_hand.require(opened.ino)
+
+    def _require_told(self, opened: OpenInode) -> None:
+        if opened.touches and self._pool.background.device.is_serving:
+            raise NotAtHand.under_way("a trim, which changes the mtime")
 
     def notice_late_write(self, opened: OpenInode) -> None:
         """Find out whether a server that counts as closed has written since. Atomic.
 
         If so, it is a writer again: one that appends if the block is longer now. Raises NoSpace,
-        OSError.
+        NotAtHand, OSError.
         """
         if not opened.quiet_writers or opened.writers or opened.gone is not None:
             return
         pool = self._pool
+        self._require_told(opened)
         status = pool.at_hand.stat(opened.ino)
         record = pool.index.inode_or_miss(opened.ino)
         if status is None or record is None:

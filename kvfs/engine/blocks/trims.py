@@ -8,13 +8,16 @@ something else, the record is corrected afterwards.
 import contextlib
 import functools
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import State
 from kvfs.core.types import InodeNo, InodeRecord, round_up
 from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.served_handles import Shown
 from kvfs.pool.pool import Pool
+from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
@@ -54,9 +57,20 @@ class Trims:
         freed_bytes = held_bytes - left_bytes
         pool.space.taken.pending_delete_bytes += freed_bytes
         pool.space.taken.coming_bytes += freed_bytes
+        work = functools.partial(self._try, trim, held_bytes)
+        end = functools.partial(self._end, opened, left_bytes, freed_bytes)
+        if opened.quiet_writers:
+            opened.begin_touch()
+            look = functools.partial(_shown, pool.syscalls, opened.fd)
+            device.submit(
+                lambda: _Touch(look(), work(), look()), functools.partial(_end_touch, opened, end)
+            )
+            return left_bytes
         device.submit(
-            functools.partial(self._try, trim, held_bytes),
-            functools.partial(self._end, opened, left_bytes, freed_bytes),
+            work,
+            end,
+            # It has holes, and only then is it known what it holds.
+            at_once=sparse and held_bytes < record.size_bytes,
         )
         return left_bytes
 
@@ -107,5 +121,27 @@ class Trims:
         used_bytes = pool.counters.used_bytes + held_bytes - left_bytes
         with pool.change(pool.counters._replace(used_bytes=used_bytes)) as change:
             change.write(Changed(ino, record, corrected, Why.TRIMMED))
+        pool.kernel.attributes_corrected(ino)
         if opened is not None:
             opened.hold(held_bytes)
+
+
+class _Touch(NamedTuple):
+    """A trim of a block that a file server may still write: what the extent showed around it.
+
+    The trim sets the mtime, by which a late write shows.
+    """
+
+    before: Shown
+    left_bytes: int
+    after: Shown
+
+
+def _shown(syscalls: Syscalls, fd: int) -> Shown:
+    status = syscalls.fstat(fd)
+    return status.st_size, status.st_mtime_ns
+
+
+def _end_touch(opened: OpenInode, end: Callable[[int], None], touch: _Touch) -> None:
+    opened.end_touch(touch.before, touch.after)
+    end(touch.left_bytes)

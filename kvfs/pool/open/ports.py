@@ -75,3 +75,6 @@ class Kernel(Protocol):
 
     def inode_vanished(self, ino: InodeNo, parent: InodeNo) -> None:
         """Note that kvfs removed *ino*, which nobody has open, from directory *parent*."""
+
+    def attributes_corrected(self, ino: InodeNo) -> None:
+        """Note that *ino* holds another number of bytes than the kernel may have been told."""

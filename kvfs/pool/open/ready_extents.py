@@ -232,6 +232,11 @@ class ReadyExtents:
                 del self._queues[size_bytes]
         self.fill()
 
+    def begin_serving(self) -> None:
+        """Have some without a reserve made for the first creates."""
+        self._depths[0] = max(_EMPTY_READY, self._depths.get(0, 0))
+        self.fill()
+
     def fill(self) -> None:
         """Order missing extents, as far as there is space."""
         for size_bytes, depth in self._depths.items():
@@ -298,6 +303,7 @@ class ReadyExtents:
         self._device.submit(
             lambda: self._try_create(ino, size_bytes),
             functools.partial(self._end_ordered, ino, size_bytes),
+            at_once=not have,  # a create may come before the next tick
         )
 
     def _end_ordered(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> None:

@@ -1,5 +1,8 @@
 """Which handles of an open inode are file servers' (engine/blocks/served.py decides it)."""
 
+#: Size in bytes and mtime (ns) of an extent; a write changes one of them at least.
+Shown = tuple[int, int]
+
 
 class ServedHandles:
     """The handles of file servers, a part of an ``OpenInode``. Defaults are class attributes."""
@@ -15,8 +18,10 @@ class ServedHandles:
     kept_open = False
     #: How many of ``served_readers`` could write, but have not for long.
     quiet_writers = 0
-    #: Size and mtime (ns) of the extent when the last of ``quiet_writers`` became one.
-    left_as = (-1, 0)
+    #: What the extent showed when the last of ``quiet_writers`` became one.
+    left_as: Shown = (-1, 0)
+    #: How often kvfs itself is changing its mtime, which is no late write.
+    touches = 0
 
     def serve(self, *, writer: bool, passing: bool) -> None:
         """One more handle is a file server's."""
@@ -69,3 +74,13 @@ class ServedHandles:
     def note_left(self, size_bytes: int, mtime_ns: int) -> None:
         """Note what the extent was like when its writers became quiet."""
         self.left_as = (size_bytes, mtime_ns)
+
+    def begin_touch(self) -> None:
+        """Kvfs changes the mtime of the extent; until ``end_touch`` no late write can be told."""
+        self.touches += 1
+
+    def end_touch(self, before: Shown, after: Shown) -> None:
+        """The extent showed *before* and then *after*, through kvfs alone."""
+        self.touches -= 1
+        if self.left_as == before:  # else a server has written before, which shows still
+            self.left_as = after

@@ -16,6 +16,7 @@ class KernelRecorder:
         #: Names that vanished, and inodes.
         self.names: list[bytes] = []
         self.inodes: list[InodeNo] = []
+        self.corrected: list[InodeNo] = []
 
     def abandon(self, backing_id: BackingId) -> None:
         """Note an id that came back."""
@@ -30,6 +31,10 @@ class KernelRecorder:
     def name_vanished(self, _parent: InodeNo, name: bytes) -> None:
         """Note a name."""
         self.names.append(name)
+
+    def attributes_corrected(self, ino: InodeNo) -> None:
+        """Note an inode whose attributes changed."""
+        self.corrected.append(ino)
 
     def inode_vanished(self, ino: InodeNo, _parent: InodeNo) -> None:
         """Note an inode."""
