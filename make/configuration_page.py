@@ -300,11 +300,6 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "a device that does not answer for so long is called silent",
             "longer, if the device is remote and may be away for a while",
         ),
-        "device_aside": Words(
-            "a device that does not answer holds up only what needs it: requests are answered by "
-            "a thread that never calls it (experimental)",
-            "true, to try it, where a drive may hang",
-        ),
         "device_deadline_s": Words(
             "an open, or a read on the daemon path, that waits so long for the device fails (EIO)",
             "shorter, if the program that loads has no timeout of its own",

@@ -258,9 +258,6 @@ class Settings:
     device_silent_s: float = setting(
         5.0, "drives answer in milliseconds, busy disks within seconds", unit="s", low=1, high=600
     )
-    device_aside: bool = setting(
-        False, "not the default until all proofs have run with it; then it will be the only way"
-    )
     device_deadline_s: float = setting(
         30.0, "a load may wait for a drive that is reset meanwhile", unit="s", low=1, high=3600
     )

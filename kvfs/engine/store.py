@@ -265,10 +265,9 @@ class Store:
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""
-        if self.pool.settings.device_aside:
-            self.pool.extents.open_directories()
-        self.pool.background.begin_serving(loop, spares_loop=self.pool.settings.device_aside)
-        if self.pool.settings.device_aside and not self.pool.settings.read_only:
+        self.pool.extents.open_directories()
+        self.pool.background.begin_serving(loop)
+        if not self.pool.settings.read_only:
             self.pool.open.ready.begin_serving()
 
     def end_serving(self) -> None:

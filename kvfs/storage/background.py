@@ -155,15 +155,10 @@ class Background:
             self.make_due()
         self.device.hand_over(wakes=True)
 
-    def begin_serving(self, loop: Loop, *, spares_loop: bool = True) -> None:
-        """From now on *loop* serves requests: what may wait for the device is done in threads.
-
-        Unless it *spares_loop*, the work of the device's thread is done on the loop all the same.
-        """
-        if spares_loop:
-            self.device.begin_serving(loop)
-        self.asks.begin_serving(loop)
-        self.transfers.begin_serving(loop)
+    def begin_serving(self, loop: Loop) -> None:
+        """From now on *loop* serves requests: what may wait for the device is done in threads."""
+        for threads in (self.device, self.asks, self.transfers):
+            threads.begin_serving(loop)
 
     def end_serving(self) -> None:
         """Wait for what the threads have to do; from now on it is done at once."""

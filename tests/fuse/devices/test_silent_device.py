@@ -21,11 +21,7 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 COUNT: Final = 40
 DATA: Final = b"w" * 200_000
 #: Both soon; the silence of a server that is only slow, on a busy machine, is shorter.
-SETTINGS: Final = (
-    "--set=silent_max_s=4",
-    "--set=device_silent_s=1",
-    "--set=device_aside=true",
-)
+SETTINGS: Final = ("--set=silent_max_s=4", "--set=device_silent_s=1")
 UMOUNT_EXIT_CODE: Final = 12
 #: No call may take longer, though the device is silent for much longer. A store is refused in less
 #: than a second on a quiet machine.

@@ -83,7 +83,6 @@ class Host:
             index_map_bytes=64 * MIB,
             # lose_power stands for a pool that is rebuilt (with a log: test_index_log.py).
             index_log_s=0.0,
-            device_aside=True,  # where it serves (serving.py)
             lease_max=1.0,  # a pool that is full of leases is what many tests are about
             source=str(path),
         )
