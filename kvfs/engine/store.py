@@ -118,13 +118,14 @@ class Store:
 
     def _know_undurable(self, begun: Begun, *, takes_over: bool) -> None:
         """Keep the last server's list of what is not durable, or note that it has gaps."""
-        pool = self.pool
-        known = not begun.recovered.unlisted
+        pool, known = self.pool, not begun.recovered.unlisted
         if takes_over and not pool.settings.read_only:
             known = pool.durable.undurable_known and not pool.durable.undurable.is_lacking
             pool.durable.identities.recall(begun.done.values())
         if not known:
             pool.durable.not_durable.note_gap()
+        if not known or begun.recovered.gone_back is not None:
+            pool.durable.identities.attributes.note_unlisted(pool.numbers.first)
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
         """Return what a tick does, in order. Each chore gets the present time."""

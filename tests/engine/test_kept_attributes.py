@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.driven import Driven
-from tests.support.store.stores import DIRECTORY, Host, put, settle, tree
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.stores import DIRECTORY, Host, put, settle, tree, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -137,6 +138,88 @@ def test_what_a_kill_kept_in_the_index_alone_becomes_durable_after_it(powered: D
     settle(powered.start())
     synced(powered.store)
     assert attributes(restarted(powered), block) == {PIN: b"1"}
+
+
+def chmod(store: Driven, directory: InodeNo, block: InodeNo) -> None:
+    store.change(directory, mode=0o700)
+    store.change(block, mode=0o600)
+
+
+def rename(store: Driven, _directory: InodeNo, _block: InodeNo) -> None:
+    store.rename(ROOT_INODE, b"dir", ROOT_INODE, b"another dir")
+    store.rename(ROOT_INODE, b"block", ROOT_INODE, b"another")
+
+
+def rewrite(store: Driven, _directory: InodeNo, block: InodeNo) -> None:
+    opened = store.open(block, writer=True, truncate=False)
+    write(store, opened, b"r" * 6000)
+    store.close(opened, writer=True)
+
+
+def rewrite_while_the_sweep_looks(store: Driven, _directory: InodeNo, block: InodeNo) -> None:
+    opened = store.open(block, writer=True, truncate=False)
+    write(store, opened, b"r" * 6000)
+    store.hurry()
+    store.sweep_anew()
+    settle(store)
+    store.close(opened, writer=True)
+
+
+@pytest.mark.parametrize("change", [chmod, rename, rewrite, rewrite_while_the_sweep_looks])
+@pytest.mark.parametrize("was_durable", [True, False], ids=["durable", "not durable"])
+def test_a_change_before_the_sweep_hides_none_that_a_kill_kept_in_the_index_alone(
+    running: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Driven, InodeNo, InodeNo], None],
+    *,
+    was_durable: bool,
+) -> None:
+    """It writes an identity with a new number, which the sweep finds to be right."""
+    store = running.store
+    directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    block = put(store, ROOT_INODE, b"block", b"b" * 5000)
+    if was_durable:
+        for ino in (directory, block):
+            store.set_xattr(ino, KEY, b"before")
+        settle(store)
+    for ino in (directory, block):
+        store.set_xattr(ino, KEY, b"after")
+    store.commit()
+    running.kill()
+    with monkeypatch.context() as patch:
+        stand_in(patch, "a sweep begins", lambda _: None)
+        store = running.start()
+    change(store, directory, block)
+    store.sync()
+    store.commit()
+    store.sweep_anew()
+    settle(store)
+
+    running.lose_power()
+    store = running.start()
+    assert attributes(store, directory) == {KEY: b"after"}
+    assert attributes(store, block) == {KEY: b"after"}
+
+
+def test_what_the_log_alone_kept_is_written_with_the_next_change(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss the index has what the file lacks."""
+    running.stop()
+    running.settings = dataclasses.replace(running.settings, index_log_s=3600.0)
+    store = running.start()
+    directory, _ = store.make_node(ROOT_INODE, b"dir", DIRECTORY, 0, 0)
+    settle(store)
+    store.set_xattr(directory, KEY, b"after")
+    store.log_last()
+    running.lose_power()
+    with monkeypatch.context() as patch:
+        stand_in(patch, "a sweep begins", lambda _: None)
+        store = running.start()
+    store.change(directory, mode=0o700)
+    settle(store)
+    running.stop()
+    assert running.check().problems == []
 
 
 @pytest.mark.needs_loop

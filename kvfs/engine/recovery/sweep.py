@@ -18,7 +18,7 @@ from typing import Final
 
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.agreement import agrees, is_identified
+from kvfs.pool.durable.agreement import agrees, carries_identity, is_identified
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 
@@ -97,6 +97,7 @@ class Sweep:
                 self._pool.durable.not_durable.failed_searches += 1
             else:
                 self._pool.durable.not_durable.close_gaps(self._gaps)
+                self._pool.durable.identities.attributes.note_all_listed()
             _log.info(
                 "sweep: %d strays removed or kept aside, %d identities", self.removed, self.renewed
             )
@@ -158,6 +159,8 @@ class Sweep:
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
         if ino >= self._below:
             return False
+        if not carries_identity(record) and self._pool.durable.identities.attributes.may_lack(ino):
+            return True  # no identity tells whether its file has its attributes
         try:
             return not agrees(self._pool.extents, ino, record)
         except OSError as error:

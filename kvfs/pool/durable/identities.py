@@ -84,7 +84,9 @@ class Identities:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             return
-        if why is Why.ATTRIBUTED or (changed.gained and changed.before is None):
+        attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
+        # Who finds the new identity takes the attributes beside it for right, the sweep, too.
+        if attributed or self.attributes.may_lack(ino):
             self.note_attributes(ino)  # the identity is written after them
         if why is Why.CLOSED or why is Why.STORED or why is Why.RESTORED:
             self.publish(ino, record)
@@ -127,10 +129,14 @@ class Identities:
             self._background.submit(lambda: self._say_all(ino))
 
     def write_anew(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Queue *record*'s identity, which is missing or outdated, after its attributes."""
-        if carries_identity(record):
+        """Queue *record*'s identity, which is missing or outdated, after its attributes.
+
+        What is being written has none; the one that its close brings vouches for its attributes.
+        """
+        carries = carries_identity(record)
+        if carries or self.attributes.may_lack(ino):
             self.note_attributes(ino)
-        else:
+        if not carries:
             self.withdraw(ino)
 
     def recall(self, done: Iterable[InodeNo]) -> None:

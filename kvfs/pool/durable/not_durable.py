@@ -277,6 +277,8 @@ class AttributeRecords:
         self.ticket = 0
         #: Records that could not be written: after a power loss they are as they were logged.
         self.refused = 0
+        #: Inodes below it may have changes from before this server that are not listed here.
+        self._unlisted_below = InodeNo(0)
 
     def __contains__(self, ino: InodeNo) -> bool:
         """Whether *ino*'s record is not written yet; its identity waits for that."""
@@ -298,6 +300,18 @@ class AttributeRecords:
         if before is None:
             self._memory.put(Lacks.ATTRIBUTES, ino, since_s)
         return before is None
+
+    def may_lack(self, ino: InodeNo) -> bool:
+        """Whether *ino* may have a change that is not listed, so that it is written to be sure."""
+        return ino < self._unlisted_below
+
+    def note_unlisted(self, below: InodeNo) -> None:
+        """Note that changes of inodes below *below* may be missing, until a search has ended."""
+        self._unlisted_below = below
+
+    def note_all_listed(self) -> None:
+        """Note that a search has looked at all inodes, and every change is listed or written."""
+        self._unlisted_below = InodeNo(0)
 
     def forget(self, ino: InodeNo) -> None:
         """Forget the change of *ino*, which is going away."""

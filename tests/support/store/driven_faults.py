@@ -33,6 +33,7 @@ _MOMENTS: Final = {
     "rows are checked": "kvfs.engine.recovery.fsck.RowCheck.run",
     "a lock is looked for": "kvfs.engine.rewrite.findings.holders",
     "index is compacted": "kvfs.engine.recovery.recovery.compact_index",
+    "a sweep begins": "kvfs.engine.recovery.sweep.Sweep.start",
 }
 
 
