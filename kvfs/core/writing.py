@@ -185,7 +185,7 @@ class Writing:
 
     def end(self, *, whole: bool) -> None:
         """Its last writer has closed; *whole*: it has a name, and the index has its final state."""
-        self.unfinished = self.emptied = False
+        self.unfinished = self.emptied = self.met = False
         if whole:
             self.torn = self.renamed = False
 

@@ -13,11 +13,11 @@ from kvfs.machine.file_holders import DESCRIPTORS_MAX, holders
 from kvfs.machine.processes import Maker
 from tests.support.store.driven import Opened
 from tests.support.store.driven_faults import stand_in
-from tests.support.store.life_model import Lives
+from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import FILE, Host, assert_exact, get, host, put, settle, write
 
-ONE: Final = Maker(100, 1)
-OTHER: Final = Maker(101, 2)
+ONE: Final = Maker(NO_PID, 1)
+OTHER: Final = Maker(NO_PID + 1, 2)
 
 
 @pytest.fixture
@@ -100,6 +100,20 @@ def test_nobody_publishes_by_a_rename_what_two_write(running: Host) -> None:
     with pytest.raises(NotFound):
         store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=ONE)
     close(running, first, second)
+
+
+def test_what_two_left_empty_is_renamed_while_it_is_read(running: Host) -> None:
+    """[locks-truncate] Nobody writes it any more, and nothing in it is of both."""
+    store, first = running.store, create(running)
+    second = truncate(running, first.ino)
+    reader = store.open(first.ino, writer=False, truncate=False)
+    write(store, first, b"of one")
+    close(running, second)
+    store.truncate(first.ino, 0)
+    close(running, first)
+    store.rename(ROOT_INODE, b"K", ROOT_INODE, b"L", replace=True, who=ONE)
+    assert store.lookup(ROOT_INODE, b"L") == first.ino
+    store.close(reader, writer=False)
 
 
 def test_a_seen_lock_keeps_what_was_written(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
