@@ -10,11 +10,11 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
 from tests.support.devices.failing_syscalls import FailingSyscalls
-from tests.support.store.life_model import Lives
+from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import FILE, MIB, Host, assert_exact, host, put, settle, write
 
-ONE = Maker(100, 1)
-OTHER = Maker(101, 2)
+ONE = Maker(NO_PID, 1)
+OTHER = Maker(NO_PID + 1, 2)
 
 
 def watch(running: Host) -> Lives:

@@ -7,11 +7,11 @@ from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.rules.lease_shares import LeaseShares
 from kvfs.pool.rules.leases import Leases
-from tests.support.store.life_model import Lives
+from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import FILE, MIB
 
-ONE = Maker(100, 1)
-OTHER = Maker(101, 2)
+ONE = Maker(NO_PID, 1)
+OTHER = Maker(NO_PID + 1, 2)
 LEASE_S = 10.0
 
 

@@ -9,7 +9,7 @@ from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
 from tests.support.store.driven import Opened
-from tests.support.store.life_model import Lives
+from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import (
     DIRECTORY,
     FILE,
@@ -24,9 +24,9 @@ from tests.support.store.stores import (
     write,
 )
 
-WRITER = Maker(100, 1)
-READER = Maker(101, 2)
-OTHER = Maker(102, 3)
+WRITER = Maker(NO_PID, 1)
+READER = Maker(NO_PID + 1, 2)
+OTHER = Maker(NO_PID + 2, 3)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections import Counter
 from typing import Final
 from unittest import mock
@@ -13,12 +14,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvfs.core.directory_policy import DRAFTS
 from kvfs.core.errors import DeadInode
-from kvfs.core.lifecycle import HELD, TABLE, UNFINISHED, Seen, State, is_temporary, label
+from kvfs.core.lifecycle import HELD, UNFINISHED, State, label
+from kvfs.core.rewriting import DISPLACED, FORMER_NAME, Found
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from tests.support.store.driven import Driven
-from tests.support.store.life_model import Block, Handle, Lives, Process, meant_by
+from tests.support.store.driven_faults import stand_in
+from tests.support.store.life_model import (
+    NO_PID,
+    Block,
+    Handle,
+    Lives,
+    Process,
+    Scene,
+    meant_by,
+)
 from tests.support.store.stores import (
     DIRECTORY,
     FILE,
@@ -40,7 +51,7 @@ STRANGER: Final = Maker(7, 7)
 SIGKILL: Final = 9
 
 
-class ProcessesMachine(RuleBasedStateMachine):
+class ProcessesMachine(Scene, RuleBasedStateMachine):
     """Every process sees and does what a process could do on a mount."""
 
     @initialize()
@@ -55,6 +66,8 @@ class ProcessesMachine(RuleBasedStateMachine):
                 lambda _, tid: self.dying.get(tid, Fate.LIVES),
             )
         )
+        patch = self.stack.enter_context(pytest.MonkeyPatch.context())
+        stand_in(patch, "a lock is looked for", self.holders)
         self.lives = Lives()
         self.blocks: list[Block] = []
         #: Drafts that lost their name to another writer, oldest first.
@@ -62,6 +75,8 @@ class ProcessesMachine(RuleBasedStateMachine):
         #: Names that writers took from each other, less than a minute ago.
         self.fought_over: set[tuple[InodeNo, bytes]] = set()
         self.born = 0
+        #: The time, which stands still but for ``let_a_second_pass``.
+        self.clock_s = self.began_s = time.monotonic()
         self.start()
         owner = self.store.make_node(ROOT_INODE, b"owner", DIRECTORY, 0, 0)[0]
         self.store.set_xattr(owner, DRAFTS, b"owner")
@@ -72,6 +87,7 @@ class ProcessesMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.host.start()
+        self.store.turn_clock(lambda: self.clock_s)
         self.store.watch_processes(self.lives)
 
     def teardown(self) -> None:
@@ -80,37 +96,6 @@ class ProcessesMachine(RuleBasedStateMachine):
     @property
     def store(self) -> Driven:
         return self.host.store
-
-    # ---- picking ----
-
-    def process(self, pick: int) -> Process:
-        return self.processes[pick % len(self.processes)]
-
-    def named(self) -> list[Block]:
-        return [block for block in self.blocks if block.has_name]
-
-    def at(self, parent: InodeNo, name: bytes) -> Block | None:
-        found = [one for one in self.named() if (one.parent, one.name) == (parent, name)]
-        assert len(found) < 2
-        return found[0] if found else None
-
-    def sees(self, process: Process, block: Block) -> bool:
-        if TABLE[block.state].seen is not Seen.BY_POLICY:
-            return True
-        if block.parent == ROOT_INODE:
-            return True
-        # Those that cannot be told apart are many: only who renames a temporary name is meant.
-        # A server is one all the same: it looks for what it made.
-        told = process.maker != NOBODY or is_temporary(block.name)
-        return process.maker == block.opener and told
-
-    def seen_by(self, process: Process, pick: int) -> Block | None:
-        found = [block for block in self.named() if self.sees(process, block)]
-        return found[pick % len(found)] if found else None
-
-    def handle(self, process: Process, pick: int) -> Handle | None:
-        held = process.descriptors
-        return held[pick % len(held)] if held else None
 
     # ---- opening and closing ----
 
@@ -135,9 +120,17 @@ class ProcessesMachine(RuleBasedStateMachine):
         block = self.seen_by(process, what)
         if block is None:
             return
-        if how == "w" and block.must_be_superseded(process.maker):
-            block = self.supersede(process, block)
-        writer, appends = how != "r", how == "a"
+        writer, appends, meets = how != "r", how == "a", False
+        if how == "w":
+            hides = block.parent != ROOT_INODE
+            found = block.found(process.maker, self.clock_s, hides=hides)
+            if found is Found.TAKEN:
+                block = self.supersede(process, block)
+            elif block.is_emptied_by_a_server(process.maker):
+                return  # test_emptying.py
+            meets = found is Found.SHARED and block.meets(process.maker)
+        elif writer:
+            meets = block.has_old and block.meets(process.maker)
         opened = self.store.open(
             block.ino, writer=writer, truncate=how == "w", appends=appends, maker=process.maker
         )
@@ -150,6 +143,9 @@ class ProcessesMachine(RuleBasedStateMachine):
             block.note_hand(process.maker, appends=appends)
         if how == "w" and block.data:
             block.truncate(0)
+        if meets:
+            block.met = True
+            self.fought_over.add((block.parent, block.name))
         process.descriptors.append(Handle(block, opened, writer=writer, appends=appends))
 
     def supersede(self, process: Process, block: Block) -> Block:
@@ -163,6 +159,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         ino = self.store.lookup(block.parent, block.name)
         fresh = Block(ino, block.parent, block.name, process.maker)
         fresh.writers = 0
+        fresh.has_old = block.has_old or block.stands_in(process.maker)
         self.blocks.append(fresh)
         return fresh
 
@@ -196,6 +193,7 @@ class ProcessesMachine(RuleBasedStateMachine):
         if handle.writer:
             handle.block.appenders -= appends
             handle.block.close_writer()
+            handle.block.part(self.having(handle.block))
         else:
             handle.block.readers -= 1
 
@@ -219,7 +217,7 @@ class ProcessesMachine(RuleBasedStateMachine):
     @rule(who=PICKS, inherits=st.booleans())
     def fork(self, who: int, inherits: bool) -> None:
         self.born += 1
-        child = Process(Maker(1000 + self.born, self.born))
+        child = Process(Maker(NO_PID + self.born, self.born))
         self.lives.begin(child.maker)
         if inherits:
             parent = self.process(who)
@@ -315,6 +313,7 @@ class ProcessesMachine(RuleBasedStateMachine):
             replaced.has_name = False
         if meant is block:
             block.rename(process.maker)
+            block.renamed_s = self.clock_s
         else:
             self.displaced.remove(meant)
             meant.has_name, meant.state, meant.maker = True, State.PUBLISHED, NOBODY
@@ -337,6 +336,13 @@ class ProcessesMachine(RuleBasedStateMachine):
             gone = block.maker.is_one and block.maker not in self.lives.living
             if gone and block.state in HELD and not block.writers:
                 block.lose_maker()
+            block.has_old = block.has_old and block.state in UNFINISHED
+
+    @rule()
+    def let_a_second_pass(self) -> None:
+        """What is remembered of a rename is forgotten; what writers took from each other is not."""
+        if self.clock_s < self.began_s + DISPLACED.wait_s / 2:
+            self.clock_s += FORMER_NAME.wait_s
 
     @rule()
     def kill_the_server(self) -> None:

@@ -11,7 +11,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
 from tests.support.store.driven import Opened
-from tests.support.store.life_model import Lives
+from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import (
     DIRECTORY,
     FILE,
@@ -26,8 +26,8 @@ from tests.support.store.stores import (
     write,
 )
 
-ONE = Maker(100, 1)
-OTHER = Maker(101, 2)
+ONE = Maker(NO_PID, 1)
+OTHER = Maker(NO_PID + 1, 2)
 TMP = b"K.tmp"
 
 
