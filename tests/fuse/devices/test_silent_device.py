@@ -2,24 +2,27 @@
 
 import errno
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.support.clients.stepping import until
+from tests.support.devices.calls_at_a_silence import (
+    BLOCKS,
+    DATA,
+    calling,
+    calls_with_device,
+    calls_without_device,
+    prepare,
+    store,
+    waits_of_main_thread,
+)
 from tests.support.devices.failing_drive import FailingDrive, mounted_on
 from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 COUNT: Final = 40
-DATA: Final = b"w" * 200_000
 #: Both soon; the silence of a server that is only slow, on a busy machine, is shorter.
 SETTINGS: Final = ("--set=silent_max_s=4", "--set=device_silent_s=1")
 UMOUNT_EXIT_CODE: Final = 12
@@ -27,98 +30,10 @@ UMOUNT_EXIT_CODE: Final = 12
 #: than a second on a quiet machine.
 LONGEST_S: Final = 4.0
 
-#: Makes a call of one kind; each has another number.
-Call = Callable[[int], object]
-
 
 @pytest.fixture(params=["daemon", "passthrough"])
 def data_path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def store(directory: Path, name: str) -> None:
-    (directory / f"{name}.tmp").write_bytes(DATA)
-    os.rename(directory / f"{name}.tmp", directory / name)
-
-
-class Calls:
-    """Calls of one kind, one after the other in a thread, until it ends."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._ends = threading.Event()
-        self.longest_s = 0.0
-        self.done = 0
-        self.errors: set[int] = set()
-        self._thread = threading.Thread(target=self._work)
-        self._thread.start()
-
-    def _work(self) -> None:
-        for number in count():
-            begun_s = time.monotonic()
-            try:
-                self._call(number)
-            except OSError as error:
-                self.errors.add(error.errno or 0)
-            self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
-            self.done += 1
-            if self._ends.wait(0.02):
-                return
-
-    def end(self) -> None:
-        """Make no further call; return when the last one has ended."""
-        self._ends.set()
-        self._thread.join()
-
-
-def calls_without_device(kv: Path) -> dict[str, Call]:
-    """Return a call of each kind that needs no device, in directories where nothing is stored."""
-    loaded, changed = kv / "loaded", kv / "changed"
-    return {
-        "stat": lambda _: os.stat(loaded / "1"),
-        "lookup": lambda _: os.path.exists(loaded / "none"),
-        "listing": lambda _: os.listdir(loaded),
-        "load": lambda _: (loaded / "0").read_bytes(),
-        "statvfs": lambda _: os.statvfs(kv),
-        "mkdir": lambda number: os.mkdir(changed / f"made-{number}"),
-        "chmod": lambda _: os.chmod(changed / "1", 0o666),
-        "utime": lambda number: os.utime(changed / "2", (number, number)),
-        "xattr": lambda number: os.setxattr(changed / "3", "user.note", b"%d" % number),
-        "rename": lambda number: os.rename(*(changed / f"r{n % 2}" for n in (number, number + 1))),
-    }
-
-
-def calls_with_device(kv: Path) -> dict[str, Call]:
-    """Return a call of each kind that needs the device, and stores."""
-    stored = kv / "stored"
-    return {
-        "store": lambda number: store(stored, f"new-{number}"),
-        "rewrite": lambda _: (stored / "1").write_bytes(DATA),
-        "append": lambda _: os.close(os.open(stored / "2", os.O_WRONLY | os.O_APPEND)),
-        "truncate": lambda number: os.truncate(stored / "3", 4096 + number),
-    }
-
-
-@contextmanager
-def looked_at(mounted: Mounted) -> Iterator[list[str]]:
-    """Yield where the server's main thread was found to wait for a device."""
-    found: list[str] = []
-    ends = threading.Event()
-    task = Path(f"/proc/{mounted.server_pid}/task/{mounted.server_pid}")
-
-    def look() -> None:
-        while not ends.wait(0.01):
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "D":
-                found.append((task / "wchan").read_text())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        ends.set()
-        thread.join()
 
 
 def told_by(command: str, mounted: Mounted) -> tuple[int, str]:
@@ -130,16 +45,14 @@ def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_pa
     """[device-aside] Calls of every kind at once: no thread that answers waits for the device."""
     with mounted_on(drive, data_path, *SETTINGS) as mounted:
         kv, server_pid = mounted.path, mounted.status()["server_pid"]
-        for directory in ("loaded", "changed", "stored"):
-            (kv / directory).mkdir()
-            for number in range(5):
-                store(kv / directory, f"{number}")
-        store(kv / "changed", "r0")
+        prepare(kv)
         run_kvfs("sync", str(kv))
         (kv / "loaded" / "0").read_bytes()
-        with looked_at(mounted) as waits, drive.silent():
-            free = {name: Calls(call) for name, call in calls_without_device(kv).items()}
-            bound = {name: Calls(call) for name, call in calls_with_device(kv).items()}
+        with (
+            waits_of_main_thread(server_pid) as waits,
+            drive.silent(),
+            calling(calls_without_device(kv), calls_with_device(kv)) as (free, bound),
+        ):
             until(lambda: mounted.status()["device_state"] == "silent", "the probe finds out")
             until(lambda: all(calls.errors for calls in bound.values()), "stores are refused")
             before = {name: calls.done for name, calls in free.items()}
@@ -147,8 +60,6 @@ def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_pa
                 lambda: all(calls.done > before[name] + 20 for name, calls in free.items()),
                 "what needs no device goes on",
             )
-            for calls in (*free.values(), *bound.values()):
-                calls.end()
         assert waits == []
         assert {error for calls in bound.values() for error in calls.errors} == {errno.EIO}
         assert not any(calls.errors for calls in free.values())
@@ -157,7 +68,7 @@ def test_what_needs_no_device_goes_on_beside_stores(drive: FailingDrive, data_pa
         status = mounted.status()
         assert (status["server_pid"], status["restarts"]) == (server_pid, 0), mounted.errors()
         store(kv / "stored", "afterwards")
-        assert all((kv / "loaded" / f"{number}").read_bytes() == DATA for number in range(5))
+        assert all((kv / "loaded" / f"{number}").read_bytes() == DATA for number in range(BLOCKS))
 
 
 def test_a_load_that_needs_the_device_ends(drive: FailingDrive) -> None:

@@ -45,6 +45,15 @@ class FailingDrive:
         finally:
             self._ask({"silent": ""})
 
+    @contextlib.contextmanager
+    def slow(self, delay_s: float) -> Iterator[None]:
+        """Inside the ``with`` answer each request after *delay_s*."""
+        self._ask({"delay_s": str(delay_s)})
+        try:
+            yield
+        finally:
+            self._ask({"delay_s": "0"})
+
     def failed(self) -> int:
         """Return how many requests have failed since the drive was made."""
         return self._ask({})

@@ -40,6 +40,8 @@ class Drive(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
         self._fd = fd
         self.orders = {"reads": Fails.NONE, "writes": Fails.NONE}
         self.failed = 0
+        #: How long each answer takes.
+        self.delay_s = 0.0
         #: Set while requests are answered.
         self.answers = trio.Event()
         self.answers.set()
@@ -47,14 +49,21 @@ class Drive(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
     def order(self, name: str, value: str) -> None:
         """Obey an order: what fails in a direction, or with "silent" whether nothing is answered.
 
-        What waits when the silence ends is answered then.
+        What waits when the silence ends is answered then. With "delay_s" all answers take so long.
         """
-        if name != "silent":
+        if name == "delay_s":
+            self.delay_s = float(value)
+        elif name != "silent":
             self.orders[name] = Fails(value)
         elif value:
             self.answers = trio.Event()
         else:
             self.answers.set()
+
+    async def _wait(self) -> None:
+        await self.answers.wait()
+        if self.delay_s:
+            await trio.sleep(self.delay_s)
 
     def _judge(self, direction: str, data: bytes) -> None:
         rule = self.orders[direction]
@@ -83,18 +92,18 @@ class Drive(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), direct_io=True)
 
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
-        await self.answers.wait()
+        await self._wait()
         data = os.pread(self._fd, size, off)
         self._judge("reads", data)
         return data
 
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
-        await self.answers.wait()
+        await self._wait()
         self._judge("writes", buf)
         return os.pwrite(self._fd, buf, off)
 
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
-        await self.answers.wait()
+        await self._wait()
         self._judge("writes", b"")
 
 
