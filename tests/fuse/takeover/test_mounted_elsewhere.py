@@ -1,10 +1,8 @@
 """A copy of a mount in a mount namespace of its own: who has it is named, and how it ends."""
 
-import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,26 +11,10 @@ from kvfs.core import errors
 from kvfs.machine.mount_table import Mount, elsewhere
 from tests.fuse.conftest import require_passthrough
 from tests.support.devices.pools import blank_source
+from tests.support.mounts.copies import copy_of_all_mounts
 from tests.support.mounts.mounting import Mounted, run_kvfs, workplace
 
 pytestmark = pytest.mark.needs_fuse
-
-
-@contextlib.contextmanager
-def copy_of_all_mounts(*program: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a process that has copies of all mounts and hears of no umount, as a container may."""
-    with subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", *(program or ("cat",))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        holder.stdin.write(b"there\n")
-        holder.stdin.flush()
-        assert holder.stdout.readline() == b"there\n"
-        yield holder
-        holder.stdin.close()
 
 
 def refused(*arguments: str) -> tuple[int, str]:

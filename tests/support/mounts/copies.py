@@ -3,7 +3,25 @@
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def copy_of_all_mounts(*program: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a process that has copies of all mounts and hears of no umount, as a container may."""
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", *(program or ("cat",))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(b"there\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"there\n"
+        yield holder
+        holder.stdin.close()
 
 
 def detach_copies(*mountpoints: Path) -> None:
