@@ -20,7 +20,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from tests.support.store.driven import Driven
-from tests.support.store.driven_faults import stand_in
+from tests.support.store.driven_faults import reading_here, stand_in
 from tests.support.store.life_model import (
     NO_PID,
     Block,
@@ -57,6 +57,7 @@ class ProcessesMachine(Scene, RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.stack = contextlib.ExitStack()
+        self.stack.enter_context(reading_here())
         self.host = self.stack.enter_context(host())
         #: By thread: how it ends.
         self.dying: dict[int, Fate] = {}
