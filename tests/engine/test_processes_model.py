@@ -85,6 +85,10 @@ class ProcessesMachine(Scene, RuleBasedStateMachine):
         self.processes = [Process(SERVER)]
         for _ in range(2):
             self.fork(0, inherits=False)
+        # Else there is seldom one to open: a draft of one, and two that another has closed.
+        self.create(2, False, b"L", None)
+        for name in (b"K", b"K.tmp"):
+            self.create(1, False, name, b"y" * 4096)
 
     def start(self) -> None:
         self.host.start()
