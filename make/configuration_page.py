@@ -117,6 +117,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "largest share of the capacity kept by pins and `evict=never`",
             "to keep more; 1 keeps all that is pinned, and then the pool may be full",
         ),
+        "together_max": Words(
+            "largest share of the capacity for one unit of `evict=together`; a larger one is none",
+            "more, if one database or one pool with its index is most of what is stored",
+        ),
         "lease_s": Words(
             "for how long a block stays leased to a process that cannot be watched (NFS, another "
             "pid namespace)",

@@ -46,6 +46,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "lease_max_bytes": "lease limit (lease_max)",
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
+        "together": "units (evict=together)",
         "open_bytes": "open",
         "old_version_bytes": "old versions that are read",
         "open_by": "open by",

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import InvalidRequest
 from kvfs.core.sizes import parse_age
+from kvfs.core.types import NO_INODE, InodeNo
 
 DRAFTS: Final = b"user.kvfs.drafts"
 EVICT: Final = b"user.kvfs.evict"
@@ -15,7 +16,7 @@ TTL: Final = b"user.kvfs.ttl"
 PREFIX: Final = b"user.kvfs."
 VALUES: Final[dict[bytes, frozenset[bytes]]] = {
     DRAFTS: frozenset({b"all", b"owner"}),
-    EVICT: frozenset({b"auto", b"never", b"first"}),
+    EVICT: frozenset({b"auto", b"never", b"first", b"together"}),
     LEASE: frozenset({b"maker", b"none"}),
     PIN: frozenset({b"0", b"1"}),
     PUBLISH: frozenset({b"close", b"rename"}),
@@ -35,6 +36,8 @@ class DirectoryPolicy(NamedTuple):
 
     drafts_of_owner: bool = False
     evict: str = "auto"
+    #: The directory with ``evict=together`` whose unit its files belong to; 0: each goes by itself.
+    unit: InodeNo = NO_INODE
     pin: bool = False
     #: Whether a block closed under its final name is leased to the process that wrote it.
     leases: bool = True

@@ -373,6 +373,9 @@ class Settings:
     pin_share: float = share(
         0.5, "of the capacity kept by pins and evict=never: the rest must be evictable"
     )
+    together_max: float = share(
+        0.25, "of the capacity for one unit of evict=together: the rest must go bit by bit"
+    )
     length_share: float = share(
         0.5,
         "of the capacity for open files that were set to a length, until they are written: a store "

@@ -22,6 +22,7 @@ RULES: Final[dict[str, Rule]] = {
     "backing space": pool_rules.backing_space,
     "index map": pool_rules.index_map,
     "index memory": pool_rules.index_memory,
+    "units": pool_rules.units,
     "durability": pool_rules.durability,
     "damage": pool_rules.damage,
     "hit rate": cache_rules.hit_rate,

@@ -157,6 +157,23 @@ def damage(facts: Facts) -> list[Finding] | None:
     return found
 
 
+def units(facts: Facts) -> list[Finding] | None:
+    """A unit of ``evict=together`` has grown too large: its files are evicted one by one."""
+    if "together" not in facts.status:
+        return None
+    where = facts.mountpoint.rstrip("/")
+    return [
+        Finding(
+            Severity.WARNING,
+            f"{path} is under evict=together and too large for that: its files are evicted one by "
+            "one, and what needs them all may break",
+            f"kvfs status {shlex.quote(facts.mountpoint)}\nshows the units; kvfs evict "
+            f"{shlex.quote(where + path)} empties it; a mount with a higher together_max bears it",
+        )
+        for path in facts.status["together"]["too_large"]
+    ]
+
+
 def durability(facts: Facts) -> list[Finding] | None:
     """A power loss takes what is not durable; the window says how much that is at most."""
     told = facts.status.get("durability")

@@ -19,7 +19,8 @@ from kvfs.core.eviction_policy import BURST_BITS
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import gone_totals
-from kvfs.engine.eviction.victims import obstacle, used_since
+from kvfs.engine.eviction.units import Units, UsesOfUnits
+from kvfs.engine.eviction.victims import obstacle
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.store import Store
@@ -165,18 +166,19 @@ def _candidates(
     pool: Pool, namespace: Namespace, order: EvictionOrder, progress: EvictionProgress
 ) -> Iterator["_Found | None"]:
     """Yield blocks that may be evicted, and None after every step."""
-    cutoff_ns = None
+    uses = None
     if order.unused_for_s is not None:
         now_ns = pool.age_ns()
         pool.rules.heat.mark(now_ns)  # all touches so far came before those that follow
-        cutoff_ns = now_ns - int(order.unused_for_s * SECOND_NS)
+        since_ns = now_ns - int(order.unused_for_s * SECOND_NS)
+        uses = UsesOfUnits(pool, Units(pool), since_ns)
     for root in named(pool, namespace, order.what):
         for ino in (STEP,) if root == STEP else files_below(pool, root):
             if ino == STEP:
                 yield None
                 continue
             progress.looked_at += 1
-            one = _look(pool, ino, order, progress, cutoff_ns)
+            one = _look(pool, ino, order, progress, uses)
             if one is not None:
                 progress.found_blocks += 1
                 progress.found_bytes += one.allocated_bytes
@@ -246,18 +248,18 @@ def _look(
     ino: InodeNo,
     order: EvictionOrder,
     progress: EvictionProgress,
-    cutoff_ns: int | None,
+    uses: UsesOfUnits | None,
 ) -> _Found | None:
-    """Return block *ino* if it may go, and was not used since *cutoff_ns*; else count why not."""
+    """Return block *ino* if it may go, and *uses* say it was not used; else count why not."""
     record = pool.index.inode_or_miss(ino)
     if record is None:
         return None
     if not stat.S_ISREG(record.mode):  # the command named it: walks yield only files
         progress.keep(_NO_FILE, record.allocated_bytes)
         return None
-    used = None if cutoff_ns is None else used_since(pool, ino, record, cutoff_ns)
+    used = None if uses is None else uses.of(ino, record)
     why = _USED if used else obstacle(pool, ino, record, open_too=order.size_bytes is None)
-    if why is None and cutoff_ns is not None and used is None:
+    if why is None and uses is not None and used is None:
         why = _UNKNOWN
     if why is not None:
         opened = pool.open.inodes.get(ino)  # a draft's bytes are in the index from its close on

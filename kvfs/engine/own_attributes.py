@@ -23,11 +23,14 @@ from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermit
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.records import HAS_CRC
+from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.eviction.units import NAMES_MAX, Units
 from kvfs.engine.names.tree_change import show_drafts_anew
 from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.unit_roots import TOGETHER
 
 STATE: Final = b"user.kvfs.state"
 CRC32C: Final = b"user.kvfs.crc32c"
@@ -44,6 +47,7 @@ class OwnAttributes:
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._room = room
+        self._units = Units(pool)
 
     def value(self, ino: InodeNo, record: InodeRecord, name: bytes) -> bytes:
         """Return the value of *name* that is in force for *ino*. Raises NoSuchAttribute."""
@@ -103,11 +107,22 @@ class OwnAttributes:
             raise InvalidRequest(f"{name!r} belongs to directories")
         if value is not None:
             check_value(name, value)
+        if name == EVICT and value == TOGETHER:
+            self._require_small(ino)
         if name != PIN or value != b"1":
             return 0
         pool = self._pool
         kept_bytes = pool.rules.heat.held_bytes[Rank.KEPT]
         return pool.rules.pins.count(ino, record, kept_bytes, pool.space.bounds.kept_most_bytes)
+
+    def _require_small(self, ino: InodeNo) -> None:
+        """Raise NotPermitted if what is below directory *ino* is too large to go at once."""
+        size = self._units.size(ino, to_be=True)
+        if size.is_too_large:
+            raise NotPermitted(
+                f"together: {size.names:,} files and {format_size(size.size_bytes)} are more than "
+                f"{NAMES_MAX:,} and {format_size(self._units.bound_bytes)} (together_max)"
+            )
 
     def changed(self, record: InodeRecord, name: bytes) -> None:
         """Apply a change of *name*, already in the index, to all that inherits it.

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
-from kvfs.core.types import InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
@@ -29,6 +28,7 @@ from kvfs.engine.eviction.space_figures import (
     reclaim_figures,
     state_totals,
     statfs_totals,
+    unit_figures,
 )
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
@@ -36,9 +36,9 @@ from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.recovery import Begun, begin
 from kvfs.engine.recovery.sweep import Sweep
+from kvfs.engine.renames import Renames
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
-from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.measure import stamp_ns
 from kvfs.pool.open.open_notes import Living
@@ -92,6 +92,7 @@ class Store:
         awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
         self.namespace = Namespace(self.pool, self.allocator, awaited, self.reconcile)
         self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
+        self.renames = Renames(self.pool, self.namespace, self.blocks)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
@@ -213,53 +214,6 @@ class Store:
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.swept)
 
-    def rename(
-        self,
-        parent: InodeNo,
-        name: bytes,
-        new_parent: InodeNo,
-        new_name: bytes,
-        *,
-        replace: bool,
-        who: Maker = NOBODY,
-        request: int = 0,
-    ) -> InodeNo | None:
-        """Move a name (``Namespace.rename``), or publish the finished draft that lost that name.
-
-        *who* is the calling process, *request* its request's number. Returns the inode that lost
-        its name.
-        """
-        truncating, closes = self.blocks.truncating, self.blocks.last_closes
-        renames = (parent, name) != (new_parent, new_name)
-        if replace and renames and truncating.displaced.contended(parent, name):
-            closes.settle()
-            ino = self.namespace.lookup(parent, name)
-            awaited = truncating.is_awaited(ino)
-            finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
-            if finished is not None:
-                replaced = truncating.displaced.restore(
-                    self.namespace, finished, new_parent, new_name, request=request
-                )
-                for changed in ((parent, name), (new_parent, new_name)):
-                    self.pool.kernel.name_vanished(*changed)
-                return replaced
-        if renames and truncating.displaced.fought_over(parent, name):
-            closes.settle()
-            truncating.refuse_unfinished(self.namespace.lookup(parent, name), who)
-        if who == SERVER and renames:
-            closes.settle()
-            self.blocks.served.renames(self.namespace.lookup(parent, name))
-        replaced = self.namespace.rename(
-            *(parent, name, new_parent, new_name),
-            replace=replace,
-            who=who,
-            request=request,
-            closes=closes,
-        )
-        if who == SERVER:
-            self.blocks.served.renamed(self.namespace.lookup(new_parent, new_name))
-        return replaced
-
     def totals(self) -> Totals:
         """Return the pool's size and what is free. The totals do not change while mounted."""
         return statfs_totals(self.pool)
@@ -351,6 +305,7 @@ class Store:
             "preallocated_bytes": space.ready_bytes,
             "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
+            "together": unit_figures(self.pool, self.reclaim.units),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),

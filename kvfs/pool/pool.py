@@ -261,6 +261,7 @@ class Pool:
         rules = self.rules
         return Followers(
             rules.policies,
+            rules.units,
             rules.pins,
             rules.leases,
             self.figures,

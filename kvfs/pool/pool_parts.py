@@ -1,6 +1,6 @@
 """The parts of a pool, in groups by idea. The pool makes them; others take a group, or a part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
@@ -17,6 +17,7 @@ from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.rules.unit_roots import UnitRoots
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.background import Background
@@ -93,6 +94,7 @@ class RuleParts:
     leases: Leases
     heat: Heat
     ranks: Ranks
+    units: UnitRoots = field(default_factory=UnitRoots)
 
 
 @dataclass(frozen=True)

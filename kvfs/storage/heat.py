@@ -224,6 +224,12 @@ class Heat:
             if stamp >= self._burst_end:
                 self._begin_burst((stamp >> BURST_BITS) + 1)
 
+    def warm(self, ino: InodeNo, stamp: int) -> None:
+        """Let *ino* be as warm as if it was touched at *stamp*, without counting a use."""
+        row = self._table.find(ino)
+        if row and self._touched[row] < stamp:
+            self._touched[row] = stamp
+
     def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
         """Return the allocated bytes of block *ino* if it has *rank*, else None."""
         row = self._table.find(ino)

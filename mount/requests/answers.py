@@ -305,7 +305,7 @@ class Answers:
             return
         if flags & ~_RENAME_NOREPLACE:
             raise InvalidRequest(f"rename flags {flags:#x}")
-        replaced = self._store.rename(
+        replaced = self._store.renames.rename(
             parent,
             name,
             new_parent,

@@ -32,6 +32,8 @@ NOT_EXPORTED: Final = {
     **dict.fromkeys(("checksums.verify", "idmapped_mounts"), "a setting"),
     "checksums.doubtful": "a state that verify and its counters end",
     "cache.curve_": "how the prediction was made",
+    "together.files": "their bytes say more",
+    "together.too_large": "kvfs doctor says it",
     **{key: "the key of a flag" for key, _ in FLAGS.values()},
 }
 

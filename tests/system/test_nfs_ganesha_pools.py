@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.kernel.calls import refused, tolerated, write_file
+from tests.support.kernel.calls import read_file, refused, tolerated, write_file
 from tests.support.kernel.file_handles import FileHandle
 from tests.support.machines.own_network import Network, own_network
 from tests.support.mounts.mounting import Mounted, skip_without_mounts
@@ -24,6 +24,8 @@ from tests.support.nfs.ganesha import Export, Ganesha, why_no_ganesha
 pytestmark = pytest.mark.needs_fuse
 
 NAMES: Final = ("one", "two")
+#: Of a block: higher than the first ones, which not every pool gives to its first block.
+NODE: Final = 40
 #: Of what Ganesha puts before the handle of the file system: its version and flags, then the
 #: number of the export (file_handle_v3 of nfs_fh.h).
 EXPORT: Final = slice(2, 4)
@@ -49,6 +51,16 @@ class Pool(NamedTuple):
         (self.place / "pool").mkdir()
         self.mount.start()
         self.fill(content)
+
+    def give_node(self, node: int) -> FileHandle:
+        """Let K have the number *node*, higher than all so far; return its handle."""
+        content, number = read_file(self.mount.path / "K"), 0
+        while (handle := FileHandle.of(self.mount.path / "K")).node[0] < node:
+            (self.mount.path / "K").rename(self.mount.path / f"other{number}")
+            self.fill(content)
+            number += 1
+        assert handle.node[0] == node
+        return handle
 
 
 class Served(NamedTuple):
@@ -132,14 +144,13 @@ def test_a_handle_opens_nothing_in_a_pool_made_anew(served: Served) -> None:
     old pool is also asked for under the number that the new one has.
     """
     with served.client(3, "one") as three:
-        before = FileHandle.of(served.pools["one"].mount.path / "K")
+        before = served.pools["one"].give_node(NODE)
         held = Held.of(three)
         assert held.read(held.handle) == b"one"
         served.server.stop()
         served.pools["one"].make_anew(b"new")
         served.server.start()
-        after = FileHandle.of(served.pools["one"].mount.path / "K")
-        assert before.node[0] == after.node[0]
+        after = served.pools["one"].give_node(NODE)
         with refused(ESTALE):
             held.read(held.handle)
         for version in (3, 4):

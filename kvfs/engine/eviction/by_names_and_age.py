@@ -17,7 +17,8 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.eviction_policy import EVICTABLE, Columns, coldest_empty, coldest_names
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
-from kvfs.engine.eviction.victims import Victims, used_since
+from kvfs.engine.eviction.units import UsesOfUnits
+from kvfs.engine.eviction.victims import Victims
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
 
@@ -171,12 +172,13 @@ class Expiry:
         is_old = (columns.ino[rows] != 0) & (columns.touched[rows] < stamp)
         found = np.flatnonzero(is_old & np.isin(columns.rank[rows], _RANKS)).tolist()
         expired: list[InodeNo] = []
+        uses: dict[float, UsesOfUnits] = {}  # by ttl
         for count, at in enumerate(found):
             if count == _CANDIDATES or len(expired) == _EVICTED:
                 self._row += at
                 break
             ino = InodeNo(int(columns.ino[self._row + at]))
-            if self._is_expired(ino, now_ns):
+            if self._is_expired(ino, now_ns, uses):
                 expired.append(ino)
         else:
             self._row += _ROWS
@@ -185,11 +187,14 @@ class Expiry:
             self._reclaim.evict_these(batch, open_too=False, reason=Reason.TTL)
         return self._row < len(columns.ino)
 
-    def _is_expired(self, ino: InodeNo, now_ns: int) -> bool:
+    def _is_expired(self, ino: InodeNo, now_ns: int, uses: dict[float, UsesOfUnits]) -> bool:
         record = self._pool.index.inode_or_miss(ino)
         if record is None:
             return False
         ttl_s = self._pool.rules.policies.of(record.parent).ttl_s
         if ttl_s is None:
             return False
-        return used_since(self._pool, ino, record, now_ns - int(ttl_s * SECOND_NS)) is False
+        if ttl_s not in uses:
+            since_ns = now_ns - int(ttl_s * SECOND_NS)
+            uses[ttl_s] = UsesOfUnits(self._pool, self._reclaim.units, since_ns)
+        return uses[ttl_s].of(ino, record) is False

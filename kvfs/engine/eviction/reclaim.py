@@ -16,6 +16,7 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import EVICTABLE, Columns
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.start_scan import StartScan
+from kvfs.engine.eviction.units import Units, Victim
 from kvfs.engine.eviction.victims import Victims, look_at, sidecars_of
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
@@ -34,8 +35,6 @@ _PLAN_AGE_S: Final = 1.0
 _BARREN_S: Final = 0.1
 _ROUNDS: Final = 4
 
-Victim = tuple[InodeNo, InodeRecord]
-
 
 class Reclaim:
     """Makes space by eviction, never more than was asked for."""
@@ -44,6 +43,7 @@ class Reclaim:
         self._pool = pool
         self._namespace = namespace
         self._start_scan = start_scan
+        self.units = Units(pool)
         #: Refused victims that are open (True) or only mapped (False): the last resort.
         self._used: dict[InodeNo, bool] = {}
         self._victims = Victims(
@@ -112,6 +112,7 @@ class Reclaim:
                 break
             if not batch:
                 rounds += 1
+                self.units.begin_plan()
                 if not self._victims.replan(self._choose):
                     break
                 continue
@@ -129,15 +130,16 @@ class Reclaim:
 
         With *open_too* also open ones, whose space is freed after the last reader.
         """
-        fit = {ino: look_at(self._pool, ino) for ino in inos}
-        batch = [
-            (ino, found.record)
-            for ino, found in fit.items()
-            if found.record is not None and (open_too or not found.used or found.passing)
-        ]
+        batch: dict[InodeNo, InodeRecord] = {}
+        for ino in inos:
+            if ino in batch:
+                continue
+            found = look_at(self._pool, ino)
+            if found.record is not None and (open_too or not found.used or found.passing):
+                batch.update(self.units.together(ino, found.record, open_too=open_too))
         blocks, size_bytes = self.evicted_blocks, self.evicted_bytes
         if batch:
-            self._execute(batch, reason)
+            self._execute(list(batch.items()), reason)
         return self.evicted_blocks - blocks, self.evicted_bytes - size_bytes
 
     def search_anew(self) -> None:
@@ -180,9 +182,10 @@ class Reclaim:
         while self._used and size_bytes > 0 and len(batch) < BATCH:
             ino, _ = self._used.popitem()
             record = look_at(self._pool, ino).record
-            if record is not None:
-                batch[ino] = record
-                size_bytes -= record.allocated_bytes
+            if record is not None and ino not in batch:
+                going = self.units.together(ino, record, open_too=True)
+                batch.update(going)
+                size_bytes -= sum(gone.allocated_bytes for _, gone in going)
         if batch:
             self._execute(list(batch.items()))
 
@@ -237,8 +240,12 @@ class Reclaim:
             if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
                 self._victims.put_back(ino)
                 break
-            batch[ino] = record
-            held_bytes += record.allocated_bytes
+            going = self.units.coldest(ino, record)
+            if not going:
+                self.refusals += 1
+                continue
+            batch.update(going)
+            held_bytes += sum(gone.allocated_bytes for _, gone in going)
             for sidecar in sidecars_of(self._pool, record):
                 beside, used, _ = look_at(self._pool, sidecar)
                 if beside is not None and not used:

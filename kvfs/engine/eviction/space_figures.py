@@ -13,6 +13,7 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
+from kvfs.engine.eviction.units import Units
 from kvfs.machine.processes import program_of
 from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
@@ -22,6 +23,8 @@ from kvfs.pool.rules.paths import path_of
 _LOW_SHARE: Final = 0.1
 #: Rows checked to find the directory that holds most, at 4 us each; requests wait for it.
 _LOOKED_AT_MAX: Final = 1024
+#: Units whose files are counted, of up to a thousand names each.
+_UNITS_MAX: Final = 8
 _WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
 #: Blocks and bytes by state.
@@ -180,6 +183,22 @@ def _lessee(pool: Pool) -> dict[str, Any] | None:
         "bytes": most.held_bytes,
         "stores_refused": leases.refused,
     }
+
+
+def unit_figures(pool: Pool, units: Units) -> dict[str, Any]:
+    """Return how many units there are, what they hold, and which are too large to be one.
+
+    Of those that settings make, only the ones that an attribute makes, too, are known here.
+    """
+    roots = pool.rules.units.all()
+    names = held_bytes = 0
+    too_large: list[str] = []
+    for root in roots[:_UNITS_MAX]:
+        size = units.size(root)
+        names, held_bytes = names + size.names, held_bytes + size.size_bytes
+        if size.is_too_large:
+            too_large.append(path_of(pool.index, root))
+    return {"units": len(roots), "files": names, "bytes": held_bytes, "too_large": too_large}
 
 
 def holder(pool: Pool) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.directory_policy import PIN, TTL
+from kvfs.core.directory_policy import EVICT, PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.index_room import attribute_bytes
 from kvfs.core.lifecycle import State
@@ -121,6 +121,8 @@ class StartScan:
                     pool.space.node_shares.find_attribute(ino, record, attribute_bytes(name, value))
                     if name == PIN and value == b"1":
                         self._counts.append(pool.rules.pins.learn(ino, record))
+                    elif name == EVICT:
+                        pool.rules.units.learn(ino, value)
                     elif name == TTL:
                         pool.rules.policies.note_ttl(value)
             self._after = key

@@ -26,7 +26,7 @@ from kvfs.core.directory_policy import (
 )
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import Ascent
-from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
+from kvfs.core.types import NO_INODE, PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.pool.rules.paths import path_of
 from kvfs.storage.index import Index
 
@@ -103,7 +103,8 @@ class Policies:
             if name == DRAFTS:
                 inherited = inherited._replace(drafts_of_owner=value == b"owner")
             elif name == EVICT and value in VALUES[EVICT]:
-                inherited = inherited._replace(evict=value.decode())
+                unit = directory if value == b"together" else NO_INODE
+                inherited = inherited._replace(evict=value.decode(), unit=unit)
             elif name == LEASE:
                 inherited = inherited._replace(leases=value == b"maker")
             elif name == PUBLISH:

@@ -41,6 +41,8 @@ def rank_of(record: InodeRecord, evict: str) -> Rank:
         return Rank.NEVER
     if goes is Goes.FIRST or evict == "first":
         return Rank.FIRST
+    if evict == "together":  # whatever its size and kind: a unit has one rank
+        return Rank.PUBLISHED
     if goes is Goes.AFTER_LEASES:
         return Rank.ORPHAN_SLAB
     return Rank.SMALL if record.size_bytes < SMALL_BYTES else Rank.PUBLISHED

@@ -189,6 +189,7 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("backing space", lacks_space),
     ("index map", lambda facts: status(index_used_bytes=facts.status["index_map_bytes"])(facts)),
     ("index memory", status(index_memory={"bytes": MIB, "free_bytes": 0, "full": True})),
+    ("units", status(together={"too_large": ["/base"]})),
     ("hit rate", status(cache={**CACHE, "hits": 0, "misses": 5000})),
     ("lives of blocks", churned),
     ("store times", status(store_times=SLOW)),

@@ -38,6 +38,7 @@ STATUS: dict[str, Any] = {
     "index_memory": {"bytes": GIB // 16, "free_bytes": 60 * GIB, "full": False},
     "durability": {"within_s": 10.0, "oldest_s": 6.0, "blocks": 7, "bytes": GIB},
     "damaged_rows": 0,
+    "together": {"units": 1, "files": 20, "bytes": 3 * GIB, "too_large": []},
     "background_failures": 0,
     "leased_bytes": 9 * GIB,
     "lease_max_bytes": 900 * GIB,
@@ -246,6 +247,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ("damage", status(device_lost="EIO"), SERIOUS, "is lost: EIO", "kvfs mount"),
     ("damage", status(device_silent_s=7.5), SERIOUS, "not answered for 7.5 s", "kill nothing"),
     ("damage", status(write_back_failures=2), SERIOUS, "could not be written", "dmesg"),
+    (
+        "units",
+        status(together={"units": 1, "files": 1025, "bytes": 3 * GIB, "too_large": ["/base"]}),
+        WARNING,
+        "/base is under evict=together and too large",
+        "kvfs evict /kv/base",
+    ),
     ("damage", status(damaged_rows=3), WARNING, "3 rows", "kvfs fsck --repair /data/pool"),
     ("damage", status(background_failures=2), WARNING, "2 background jobs", "kvfs fsck --repair"),
     *(

@@ -39,7 +39,9 @@ class Requests:
         who: Maker = NOBODY,
     ) -> InodeNo | None:
         """Return the inode that lost its name."""
-        return self.engine.rename(parent, name, new_parent, new_name, replace=replace, who=who)
+        return self.engine.renames.rename(
+            parent, name, new_parent, new_name, replace=replace, who=who
+        )
 
     # ---- blocks ----
 

@@ -1,0 +1,172 @@
+"""Units: files that are of no use without each other, and so go together.
+
+A directory under ``user.kvfs.evict=together`` is a unit, with all below it: a database, a pool and
+its index in a second file. It is as warm as its newest use, and one index transaction removes all
+of its names. A unit that is too large for that is none: its files go one by one, and kvfs says so.
+"""
+
+import stat
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvfs.core.lifecycle import State
+from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.engine.eviction.victims import look_at, obstacle, used_since
+from kvfs.pool.pool import Pool
+
+#: The most names in a unit: one transaction removes them, some 60 us each.
+NAMES_MAX: Final = 1024
+#: Inodes read from the index at a time.
+_READ_AT_ONCE: Final = 256
+
+Victim = tuple[InodeNo, InodeRecord]
+
+
+class UnitSize(NamedTuple):
+    """How large a unit is; names beyond the bound are not counted."""
+
+    names: int
+    size_bytes: int
+    #: Whether its files go one by one, because they are too many, or too large.
+    is_too_large: bool
+
+
+class _Wait(NamedTuple):
+    """A unit that stays: as warm as *stamp* (heat.py), with all of its blocks."""
+
+    stamp: int
+    inos: list[InodeNo]
+
+
+class Units:
+    """The units of one pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        #: Units that did not go when the present plan named one of theirs, and until when.
+        self._waiting: dict[InodeNo, _Wait] = {}
+
+    def begin_plan(self) -> None:
+        """Let all of a unit be as warm as its newest use, so that the next plan names it there."""
+        for wait in self._waiting.values():
+            for ino in wait.inos:
+                self._pool.rules.heat.warm(ino, wait.stamp)
+        self._waiting.clear()
+
+    def of(self, record: InodeRecord) -> InodeNo:
+        """Return the directory of the unit that the block with *record* is in; 0: of none."""
+        if record.state == State.ORPHAN:  # a temporary file of a process that has ended
+            return InodeNo(0)
+        return self._pool.rules.policies.of(record.parent).unit
+
+    def members(self, ino: InodeNo, record: InodeRecord) -> list[Victim]:
+        """Return the blocks of the unit that *ino* is in; itself alone if there is none."""
+        root = self.of(record)
+        found = list(self._files(root)) if root else []
+        return found if found and self._fits(found) else [(ino, record)]
+
+    def coldest(self, ino: InodeNo, record: InodeRecord) -> list[Victim]:
+        """Return the blocks that go if *ino*, the coldest of a plan, is evicted.
+
+        There are none while its unit was used after it, or one of the unit may not go. Atomic.
+        """
+        root = self.of(record)
+        if not root:
+            return [(ino, record)]
+        heat = self._pool.rules.heat
+        if (wait := self._waiting.get(root)) is not None and heat.touched(ino) < wait.stamp:
+            return []
+        members = self.members(ino, record)
+        if len(members) == 1:
+            return members
+        newest = max(heat.touched(member) for member, _ in members)
+        going = self._all_that_go(members)
+        if going and heat.touched(ino) >= newest:
+            return going
+        inos = [member for member, _ in members]
+        # Who keeps it, a writer say, uses it now.
+        self._waiting[root] = _Wait(newest if going else heat.stamp, inos)
+        return []
+
+    def together(self, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> list[Victim]:
+        """Return the blocks that go if *ino* is evicted, none if one of them may not go.
+
+        With *open_too* open ones may go, unless somebody writes them. Atomic.
+        """
+        members = self.members(ino, record)
+        if len(members) == 1:
+            return members
+        if not open_too:
+            return self._all_that_go(members)
+        pool = self._pool
+        stays = any(obstacle(pool, member, own, open_too=True) for member, own in members)
+        return [] if stays else members
+
+    def size(self, root: InodeNo, *, to_be: bool = False) -> UnitSize:
+        """Return how large the unit of directory *root* is, or is *to_be*: with all below it."""
+        found = list(self._files(root, all_below=to_be))
+        size_bytes = sum(record.allocated_bytes for _, record in found)
+        return UnitSize(len(found), size_bytes, not self._fits(found))
+
+    @property
+    def bound_bytes(self) -> int:
+        """The most bytes that a unit may hold."""
+        pool = self._pool
+        return int(pool.settings.together_max * pool.space.taken.usable_bytes)
+
+    def _all_that_go(self, members: list[Victim]) -> list[Victim]:
+        """Return *members* as they are now, none if one of them may not go or is in use."""
+        going: list[Victim] = []
+        for member, _ in members:
+            record, used, passing = look_at(self._pool, member)
+            if record is None or (used and not passing):
+                return []
+            going.append((member, record))
+        return going
+
+    def _fits(self, found: list[Victim]) -> bool:
+        size_bytes = sum(record.allocated_bytes for _, record in found)
+        return len(found) <= NAMES_MAX and size_bytes <= self.bound_bytes
+
+    def _files(self, root: InodeNo, *, all_below: bool = False) -> Iterator[Victim]:
+        """Yield the files of the unit of *root*, one more than it may have at most."""
+        index, policies, count = self._pool.index, self._pool.rules.policies, 0
+        waiting = [root]
+        while waiting:
+            for children in index.below(waiting.pop(), _READ_AT_ONCE):
+                for ino, _ in children:
+                    record = index.inode_or_miss(ino)
+                    if record is None:
+                        continue
+                    if stat.S_ISREG(record.mode):
+                        yield ino, record
+                    elif stat.S_ISDIR(record.mode) and (all_below or policies.of(ino).unit == root):
+                        waiting.append(ino)
+                    count += 1
+                    if count > NAMES_MAX:
+                        return
+
+
+class UsesOfUnits:
+    """Whether blocks were used since one time: a unit was if one of its files was."""
+
+    def __init__(self, pool: Pool, units: Units, since_ns: int) -> None:
+        """*since_ns* is of ``Pool.age_ns``. Keep it for one look at many blocks only."""
+        self._pool = pool
+        self._units = units
+        self._since_ns = since_ns
+        self._found: dict[InodeNo, bool | None] = {}
+
+    def of(self, ino: InodeNo, record: InodeRecord) -> bool | None:
+        """Return whether block *ino* was used; None: unknown."""
+        used = used_since(self._pool, ino, record, self._since_ns)
+        root = self._units.of(record)
+        if used or not root:
+            return used
+        if root not in self._found:
+            self._found[root] = self._of_all(self._units.members(ino, record))
+        return self._found[root]
+
+    def _of_all(self, members: list[Victim]) -> bool | None:
+        all_uses = {used_since(self._pool, ino, own, self._since_ns) for ino, own in members}
+        return True if True in all_uses else None if None in all_uses else False
