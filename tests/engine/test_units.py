@@ -10,10 +10,20 @@ from kvfs.core.changed import Reason
 from kvfs.core.directory_policy import EVICT, TTL
 from kvfs.core.errors import NotPermitted
 from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.units import NAMES_MAX
 from tests.support.store.driven import Driven
-from tests.support.store.stores import FILE, MIB, Host, assert_exact, host, make_directory, write
+from tests.support.store.stores import (
+    FILE,
+    MIB,
+    Host,
+    allocate,
+    assert_exact,
+    host,
+    make_directory,
+    write,
+)
 
 CAPACITY_BYTES = 64 * MIB
 #: A burst lasts a second at least.
@@ -217,3 +227,56 @@ def test_a_unit_expires_when_none_of_it_was_used(running: Host) -> None:
     store.let_days_pass(1.5)
     expire(store)
     assert not there(store, parts)
+
+
+# ---- slabs, without any policy ----
+
+
+def leave_slab(running: Host, parent: InodeNo, name: bytes, size_bytes: int) -> InodeNo:
+    """Write a slab of a process that ends."""
+    store = running.store
+    opened, _ = store.create(parent, name, FILE, 0, 0)
+    allocate(store, opened, size_bytes)
+    write(store, opened, name[:1] * size_bytes)
+    store.close(opened, writer=True)
+    store.lose_maker(opened.ino)
+    assert store.record(opened.ino).state == State.ORPHAN_SLAB
+    return opened.ino
+
+
+def test_what_says_what_is_in_a_slab_goes_with_it(running: Host) -> None:
+    """[together] Not before it, though small files go first. Blocks beside it go by themselves."""
+    store = running.store
+    directory = make_directory(running, b"l2")
+    parts = {
+        b"pool": leave_slab(running, directory, b"pool", 8 * MIB),
+        b".manifest.json": store_block(store, b".manifest.json", 200 << 10, directory),
+        b"config": store_block(store, b"config", 100, directory),
+    }
+    beside = store_block(store, b"K", MIB, directory)
+    pass_a_burst(store)
+    store_others(store, 20)
+    assert there(store, parts) == set(parts)
+    assert not store.has_row(beside)
+    for number in range(40, 60):
+        opened, _ = store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)  # leased: they stay
+        write(store, opened, bytes(4 * MIB))
+        store.close(opened, writer=True)
+        assert there(store, parts) in (set(), set(parts))
+        if not there(store, parts):
+            break
+    assert not there(store, parts)
+    assert_exact(running)
+
+
+def test_the_slab_of_a_living_process_keeps_nothing_beside_it(running: Host) -> None:
+    """Its small files are no part of it: they go when all blocks are gone, as ever."""
+    store = running.store
+    directory = make_directory(running, b"l2")
+    opened, _ = store.create(directory, b"pool", FILE, 0, 0)
+    allocate(store, opened, MIB)
+    write(store, opened, b"p" * MIB)
+    store.close(opened, writer=True)
+    small = store_block(store, b"config", 100, directory)
+    assert store.evict_by_command([small], open_too=True, reason=Reason.COMMAND)[0] == 1
+    assert store.has_row(opened.ino)

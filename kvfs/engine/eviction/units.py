@@ -3,19 +3,33 @@
 A directory under ``user.kvfs.evict=together`` is a unit, with all below it: a database, a pool and
 its index in a second file. It is as warm as its newest use, and one index transaction removes all
 of its names. A unit that is too large for that is none: its files go one by one, and kvfs says so.
+
+Without that policy, slabs that a process has left in a directory are a unit with the small files,
+and those named as an index, beside them. One of these may say what is in a slab: alone it would
+give zeros for what was stored.
 """
 
 import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.lifecycle import State
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.eviction_policy import Rank
+from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.eviction.victims import look_at, obstacle, used_since
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.ranks import SMALL_BYTES, rank_of
 
 #: The most names in a unit: one transaction removes them, some 60 us each.
 NAMES_MAX: Final = 1024
+#: The most names in a directory where files belong to a slab: more are blocks of their own.
+_BESIDE_SLAB_MAX: Final = 64
+#: How files end that say what is in others, of whatever size: Mooncake's ``kv_cache.meta``,
+#: marconi's ``.marconi_l2_manifest.json``, SQLite's database and its log (sqlite.org/wal.html).
+_INDEXES: Final = (
+    *(b".json", b".meta", b".manifest"),
+    *(b".db", b".sqlite", b".sqlite3", b"-wal", b"-shm"),
+)
 #: Inodes read from the index at a time.
 _READ_AT_ONCE: Final = 256
 
@@ -32,8 +46,9 @@ class UnitSize(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """A unit that stays: as warm as *stamp* (heat.py), with all of its blocks."""
+    """A unit that stays until *turn* in the present plan, and then is as warm as *stamp*."""
 
+    turn: tuple[int, int]
     stamp: int
     inos: list[InodeNo]
 
@@ -56,14 +71,37 @@ class Units:
     def of(self, record: InodeRecord) -> InodeNo:
         """Return the directory of the unit that the block with *record* is in; 0: of none."""
         if record.state == State.ORPHAN:  # a temporary file of a process that has ended
-            return InodeNo(0)
-        return self._pool.rules.policies.of(record.parent).unit
+            return NO_INODE
+        if unit := self._pool.rules.policies.of(record.parent).unit:
+            return unit
+        return record.parent if _goes_with(record) and self._has_slab(record.parent) else NO_INODE
+
+    def _has_slab(self, directory: InodeNo) -> bool:
+        """Whether a process has left a slab in *directory*, beside few other files."""
+        if not self._pool.rules.heat.held_bytes[Rank.ORPHAN_SLAB]:
+            return False  # there are none at all
+        record = self._pool.index.inode_or_miss(directory)
+        if record is None or record.entries > _BESIDE_SLAB_MAX:
+            return False
+        return any(own.state == State.ORPHAN_SLAB for _, own in self._beside(directory))
+
+    def _beside(self, directory: InodeNo) -> Iterator[Victim]:
+        """Yield the files of *directory* itself."""
+        for children in self._pool.index.below(directory, _READ_AT_ONCE):
+            for ino, _ in children:
+                record = self._pool.index.inode_or_miss(ino)
+                if record is not None and stat.S_ISREG(record.mode):
+                    yield ino, record
 
     def members(self, ino: InodeNo, record: InodeRecord) -> list[Victim]:
         """Return the blocks of the unit that *ino* is in; itself alone if there is none."""
         root = self.of(record)
-        found = list(self._files(root)) if root else []
-        return found if found and self._fits(found) else [(ino, record)]
+        if not root:
+            return [(ino, record)]
+        if not self._pool.rules.policies.of(record.parent).unit:
+            return [(beside, own) for beside, own in self._beside(root) if _goes_with(own)]
+        found = list(self._files(root))
+        return found if self._fits(found) else [(ino, record)]
 
     def coldest(self, ino: InodeNo, record: InodeRecord) -> list[Victim]:
         """Return the blocks that go if *ino*, the coldest of a plan, is evicted.
@@ -74,19 +112,27 @@ class Units:
         if not root:
             return [(ino, record)]
         heat = self._pool.rules.heat
-        if (wait := self._waiting.get(root)) is not None and heat.touched(ino) < wait.stamp:
+        if (wait := self._waiting.get(root)) is not None and self._turn(ino, record) < wait.turn:
             return []
         members = self.members(ino, record)
         if len(members) == 1:
             return members
         newest = max(heat.touched(member) for member, _ in members)
+        last = max(self._turn(member, own) for member, own in members)
         going = self._all_that_go(members)
-        if going and heat.touched(ino) >= newest:
+        if going and self._turn(ino, record) >= last:
             return going
         inos = [member for member, _ in members]
-        # Who keeps it, a writer say, uses it now.
-        self._waiting[root] = _Wait(newest if going else heat.stamp, inos)
+        if going:
+            self._waiting[root] = _Wait(last, newest, inos)
+        else:  # who keeps it, a writer say, uses it now
+            self._waiting[root] = _Wait((Rank.KEPT, 0), heat.stamp, inos)
         return []
+
+    def _turn(self, ino: InodeNo, record: InodeRecord) -> tuple[int, int]:
+        """Return what a plan sorts by: the lowest goes first."""
+        policy = self._pool.rules.policies.of(record.parent)
+        return rank_of(record, policy.evict), self._pool.rules.heat.touched(ino)
 
     def together(self, ino: InodeNo, record: InodeRecord, *, open_too: bool) -> list[Victim]:
         """Return the blocks that go if *ino* is evicted, none if one of them may not go.
@@ -145,6 +191,15 @@ class Units:
                     count += 1
                     if count > NAMES_MAX:
                         return
+
+
+def _goes_with(record: InodeRecord) -> bool:
+    """Whether the file with *record* goes with the slabs that are left in its directory."""
+    if record.state in SLABS:
+        return True
+    return record.state != State.ORPHAN and (
+        record.size_bytes < SMALL_BYTES or record.name.endswith(_INDEXES)
+    )
 
 
 class UsesOfUnits:
