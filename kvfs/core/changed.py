@@ -72,6 +72,9 @@ class Why(IntEnum):
     STORED = 15
     #: Its unused reserve was freed, and it holds another number of bytes than was foreseen.
     TRIMMED = 16
+    #: A second name of a block came, or went with the block or its linker; or the block's record
+    #: says so.
+    LINKED = 17
 
 
 class Changed(NamedTuple):

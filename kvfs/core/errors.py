@@ -84,7 +84,11 @@ class NameTooLong(KvfsError):
 
 
 class NotPermitted(KvfsError):
-    """kvfs never does this: hard links, device nodes (EPERM)."""
+    """kvfs does not do this: device nodes, links to what is published (EPERM)."""
+
+
+class TooManyLinks(KvfsError):
+    """A block has two names at most (EMLINK)."""
 
 
 class AccessDenied(KvfsError):

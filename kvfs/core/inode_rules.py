@@ -7,7 +7,7 @@ scratch, for a rebuilt index and for fsck.
 import stat
 from collections.abc import Callable
 
-from kvfs.core.errors import Damaged, IsADirectory, NotADirectory, NotEmpty
+from kvfs.core.errors import Damaged, InvalidRequest, IsADirectory, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import State
 from kvfs.core.records import Counters
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
@@ -197,3 +197,19 @@ class Ascent:
             self._steps *= 2
             self._left = self._steps
         return True
+
+
+def refuse_loop(
+    directory: Callable[[InodeNo], InodeRecord], ino: InodeNo, new_parent: InodeNo
+) -> None:
+    """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it (rename(2)).
+
+    *directory* returns the record of a directory; what it raises is passed on.
+    """
+    above, ascent = new_parent, Ascent()
+    while above != ROOT_INODE:
+        if above == ino or not ascent.goes_on(above):
+            raise InvalidRequest("a directory cannot move into itself")
+        above = directory(above).parent
+    if ino == ROOT_INODE:
+        raise InvalidRequest("the root does not move")

@@ -1,9 +1,9 @@
 """The life of a block: one total table of states and events (docs/dev/block-life.md draws it).
 
 Pure. Directories, symlinks and special files are NODE: they have no bytes and no life of their
-own. Connectors are told apart by what they do, never by who they are: a block that was renamed is
-final; one written under its final name belongs to the process that wrote it; one that was
-allocated ahead or rewritten in place is a slab.
+own. Nor has an ALIAS, a second name of a block (aliases.py). Connectors are told apart by what they
+do, never by who they are: a block that was renamed is final; one written under its final name
+belongs to the process that wrote it; one that was allocated ahead or rewritten in place is a slab.
 """
 
 from enum import IntEnum, StrEnum
@@ -41,6 +41,8 @@ class State(IntEnum):
     #: Closed under the name it was created with, where only a rename publishes: its maker alone
     #: sees it.
     UNRENAMED = 14
+    #: A second name, not a block: it goes with its block, or with the process that linked it.
+    ALIAS = 15
 
 
 class Event(StrEnum):
@@ -280,7 +282,7 @@ HELD: Final = frozenset({State.LEASED, State.UNRENAMED, State.SLAB, State.REWRIT
 #: The HELD states that count as leases. Not SLAB: it asked for its space before it was written.
 LEASES: Final = HELD - {State.SLAB}
 
-assert set(TABLE) == set(State) - {State.NODE}, "every state has a row"
+assert set(TABLE) == set(State) - {State.NODE, State.ALIAS}, "every state has a row"
 
 
 class IllegalEvent(ValueError):

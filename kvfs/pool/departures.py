@@ -12,7 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvfs.core.lifecycle import SETTLED, UNFINISHED
+from kvfs.core.aliases import block_of
+from kvfs.core.changed import Changed, Why
+from kvfs.core.lifecycle import SETTLED, UNFINISHED, State
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
@@ -98,6 +100,8 @@ class RecentlyRemoved:
 class Departures:
     """Counts handles that are closed, and carries out what the last close means."""
 
+    follows: Final = frozenset({Why.LINKED})
+
     def __init__(
         self,
         index: Index,
@@ -123,6 +127,16 @@ class Departures:
         self._clock_ns = clock_ns
         self._monotonic_s = monotonic_s
         self.removed: Final = RecentlyRemoved(space, self._erase)
+
+    def follow(self, changed: Changed) -> None:
+        """Have the kernel forget a second name that went without a call, or leads elsewhere now.
+
+        And how many names its block has.
+        """
+        alias = changed.before
+        if alias is not None and alias.state == State.ALIAS:
+            self._kernel.name_vanished(alias.parent, alias.name)
+            self._kernel.inode_vanished(block_of(alias), alias.parent)
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
         """Count one handle less. The last closes the extent, and unlinks it if it has no name."""

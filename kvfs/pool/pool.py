@@ -269,6 +269,7 @@ class Pool:
             self.durable.identities,
             self.open.ready,
             self.space.node_shares,
+            self.departures,
         )
 
     def _write_run(self, *, clean: bool, strays: bool = False, logged: int = 0) -> None:

@@ -146,6 +146,11 @@ class WriteTransaction:
         key = child_key(parent, ino)
         self._rows[key] = seal(key, name)
 
+    def lead_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
+        """Make a lookup of *name*, which readdir lists as that of an alias, lead to block *ino*."""
+        key = name_key(parent, name)
+        self._rows[key] = pack_name(key, ino)
+
     def delete_name(self, parent: InodeNo, name: bytes, ino: InodeNo) -> None:
         """Remove what ``put_name`` of the same arguments wrote."""
         self._rows[name_key(parent, name)] = None

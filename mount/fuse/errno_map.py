@@ -28,6 +28,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.InvalidRequest: errno.EINVAL,
     errors.NameTooLong: errno.ENAMETOOLONG,
     errors.NotPermitted: errno.EPERM,
+    errors.TooManyLinks: errno.EMLINK,
     errors.AccessDenied: errno.EACCES,
     errors.Unsupported: errno.EOPNOTSUPP,
     errors.NoSuchAttribute: errno.ENODATA,

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from stat import S_ISDIR
 from typing import Final, NamedTuple
 
+from kvfs.core.aliases import alias_of
 from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
@@ -237,16 +238,20 @@ class Answers:
         """Return what the kernel is told of *record*, which has a name.
 
         The kernel must not keep attributes that a writer may change through a mapping, nor a name
-        that is not *name_trusted*. The links of a directory count its subdirectories.
+        that is not *name_trusted*, or one of two. A directory's links count its subdirectories.
         """
-        opened = self._open_inodes.get(ino)
+        opened, links = self._open_inodes.get(ino), 1
         kept = self._attributes_kept
+        if S_ISDIR(record.mode):
+            links = min(2 + record.subdirs, _U32_MAX)
+        elif record.target and alias_of(record):
+            links, name_trusted = 2, False  # O_TRUNC by one name leads the other to a new inode
         if record.state in UNFINISHED or (opened is not None and opened.writers):
             kept = _CHANGED if opened is not None and opened.only_servers_write else _NOT_KEPT
         return (
             ino,
             record,
-            min(2 + record.subdirs, _U32_MAX) if S_ISDIR(record.mode) else 1,
+            links,
             kept,
             self._generation_of(ino),
             self._name_kept if name_trusted else _NOT_KEPT,
@@ -317,6 +322,12 @@ class Answers:
         if replaced is not None:
             self._removed(replaced)
 
+    def link(self, ino: InodeNo, parent: InodeNo, name: bytes, uid: int) -> Entry:
+        """Give *ino* another *name*, for a caller with *uid*. Raises what ``Links.link`` raises."""
+        who, request = self._files.requester(), self._request.present.unique
+        self._blocks.links.link(ino, parent, name, who=who, uid=uid, request=request)
+        return self.made(ino)
+
     def open_directory(self, ino: InodeNo) -> HandleNo:
         """Open directory *ino* for a listing. Raises DeadInode, NotADirectory."""
         fh = self._files.open_directory(ino)
@@ -333,4 +344,6 @@ class Answers:
         ino = self._namespace.lookup(parent, name)
         self._blocks.last_closes.publish_now(ino)
         self._store.watch.look_at_removal(ino)
-        self._removed(self._namespace.unlink(parent, name, request=self._request.present.unique))
+        unnamed = self._namespace.unlink(parent, name, request=self._request.present.unique)
+        if unnamed is not None:
+            self._removed(unnamed)

@@ -146,8 +146,10 @@ class Operations(pyfuse3.Operations):
     def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """Refuse: an inode has one name, so that eviction knows what removing a name frees."""
-        raise NotPermitted("hard links")
+        """Publish a block under another name. It is refused for all else (EPERM, EMLINK)."""
+        parent = InodeNo(new_parent_inode)
+        found = self._answers.link(InodeNo(inode), parent, new_name, ctx.uid)
+        return entry_attributes(found)
 
     @answered
     def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:

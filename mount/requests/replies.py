@@ -4,8 +4,9 @@ from typing import Final
 
 import pyfuse3
 
+from kvfs.core.aliases import block_of
 from kvfs.core.errors import Damaged, DeadInode
-from kvfs.core.lifecycle import HIDEABLE
+from kvfs.core.lifecycle import HIDEABLE, State
 from kvfs.core.types import FIRST_INODE, PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker
@@ -106,6 +107,9 @@ class Listing:
         if store.pool.open.inodes.get(child) is None:
             try:
                 record = store.namespace.record(child)
+                if record.state == State.ALIAS:
+                    child = block_of(record)
+                    record = store.blocks.present(child)
             except (DeadInode, Damaged):
                 return None
         else:

@@ -37,7 +37,7 @@ _SILENT: Final = frozenset(
         Opcode.REMOVEXATTR,
     }
 )
-_MAKES: Final = frozenset({Opcode.MKDIR, Opcode.MKNOD, Opcode.SYMLINK})
+_MAKES: Final = frozenset({Opcode.MKDIR, Opcode.MKNOD, Opcode.SYMLINK, Opcode.LINK})
 _OPENS: Final = frozenset({Opcode.OPEN, Opcode.OPENDIR})
 _CLOSES: Final = frozenset({Opcode.RELEASE, Opcode.RELEASEDIR})
 

@@ -29,7 +29,7 @@ EXCEPTIONS: Final = {
     # A new index, whose names are counted when all are in.
     "kvfs/engine/recovery/rebuild.py": {"drop_rows", "put_counts", "put_rows"},
     # Each problem has a repair of its own, and the last one is the counts.
-    "kvfs/engine/recovery/fsck_rows.py": {"drop_rows", "put_counts", "put_name"},
+    "kvfs/engine/recovery/fsck_rows.py": {"drop_rows", "put_counts", "put_rows"},
 }
 
 

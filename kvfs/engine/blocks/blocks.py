@@ -20,6 +20,7 @@ from kvfs.engine.blocks.closes import Doubts
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.lengths import Lengths
+from kvfs.engine.blocks.links import Links
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.served import Emptying, Served
 from kvfs.engine.names.namespace import Namespace
@@ -54,6 +55,7 @@ class Blocks:
         )
         self.doubts = Doubts(pool, self.last_closes.close)
         self.served = Served(pool, self.publishing, self.last_closes.close)
+        self.links = Links(pool, namespace, self.truncating, self.last_closes, self.served)
         self._emptying = Emptying(pool, allocator, self.served)
         self._lengths = Lengths(pool, allocator, self._emptying)
 

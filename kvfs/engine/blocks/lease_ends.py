@@ -15,6 +15,7 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.lifecycle import HELD, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.second_names import end_alias
 from kvfs.machine.processes import NO_DESCRIPTOR, SERVER
 from kvfs.pool.pool import Pool
 from kvfs.storage.extent_bytes import lacks_bytes
@@ -37,12 +38,14 @@ class LeaseEnds:
         self.unproven = 0
 
     def end(self, ino: InodeNo) -> bool:
-        """End the lease of *ino*: publish it, make it an orphan, or remove its name.
+        """End the lease of *ino*: publish it, make it an orphan, or remove its name, or an alias.
 
         Return False if that cannot be decided yet.
         """
         pool = self._pool
         record = pool.index.inode_or_miss(ino)
+        if record is not None and record.state == State.ALIAS:
+            return self._end_alias(ino, record)
         if record is None or record.state not in HELD:
             pool.rules.leases.drop(ino)
             return True
@@ -55,6 +58,15 @@ class LeaseEnds:
         if (record.maker_tgid, record.maker_birth) == SERVER:
             return self._look_at(ino, record)
         return self._hand_over(ino, record, after(State(record.state), Event.MAKER_DIED))
+
+    def _end_alias(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Remove the second name of a block, because the process that linked it has ended."""
+        try:
+            end_alias(self._pool, ino, record)
+        except (KvfsError, OSError) as error:
+            _log.warning("the second name %r stays: %s", record.name, error)
+            return False
+        return True
 
     def _hand_over(self, ino: InodeNo, record: InodeRecord, state: State) -> bool:
         pool = self._pool

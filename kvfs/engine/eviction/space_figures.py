@@ -87,7 +87,7 @@ def state_totals(pool: Pool) -> StateTotals:
         row["bytes"] += allocated_bytes
 
     for state, (blocks, size_bytes) in pool.rules.leases.totals.items():
-        if blocks:
+        if blocks and state is not State.ALIAS:
             count(state, size_bytes, blocks)
     for ino, opened in pool.open.inodes.written.items():
         if opened.gone is None and pool.rules.leases.state_of(ino) is None:

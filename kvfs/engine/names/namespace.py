@@ -20,17 +20,17 @@ from kvfs.core.errors import (
     NotFound,
     ReadOnly,
 )
-from kvfs.core.inode_rules import Ascent, new_record, refuse_mismatch
+from kvfs.core.inode_rules import new_record, refuse_loop, refuse_mismatch
 from kvfs.core.lifecycle import State
 from kvfs.core.rewriting import FORMER_NAME, Place, Recent
 from kvfs.core.types import (
     NAME_MAX_BYTES,
     NO_INODE,
-    ROOT_INODE,
     TARGET_MAX_BYTES,
     InodeNo,
     InodeRecord,
 )
+from kvfs.engine.names.second_names import bearer, has_two
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
@@ -160,6 +160,15 @@ class Namespace:
         self._pool.figures.looks.stored(parent, name, CREATE_LOOK_S)
         return directory_record(self._pool.index, parent)
 
+    def new_number(self) -> InodeNo:
+        """Return the number of a new inode without bytes. Raises NoSpace, NotAtHand, OSError.
+
+        Blocks may be evicted for its name.
+        """
+        self._allocator.require_name()
+        self._pool.numbers.require(at_once=not self._pool.background.device.is_serving)
+        return self._pool.numbers.give_out()
+
     def make_node(
         self,
         parent: InodeNo,
@@ -184,10 +193,8 @@ class Namespace:
         # All checks come first, so that nothing is evicted for a request that is refused.
         self.require_free(parent, name)
         require_node(pool, uid if asks is None else asks)
-        self._allocator.require_name()
-        pool.numbers.require(at_once=not pool.background.device.is_serving)
+        ino = self.new_number()
         parent_record = self.directory(parent)  # again, as blocks may have been evicted from it
-        ino = pool.numbers.give_out()
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         record = record._replace(
@@ -198,8 +205,8 @@ class Namespace:
             change.does(request, ino)
         return ino, record
 
-    def unlink(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
-        """Remove the name of a file, symlink or special file; return its inode.
+    def unlink(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo | None:
+        """Remove the name of a file, symlink or special file; return its inode if it had no other.
 
         Its space is freed after the last handle. Raises NotFound, IsADirectory.
         """
@@ -217,7 +224,7 @@ class Namespace:
         self._pool.kernel.name_vanished(record.parent, record.name)
         self._pool.kernel.unnamed(ino)
 
-    def rmdir(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo:
+    def rmdir(self, parent: InodeNo, name: bytes, *, request: int = 0) -> InodeNo | None:
         """Remove an empty directory; return its inode. Raises NotFound, NotADirectory, NotEmpty."""
         if name == b".":
             raise InvalidRequest
@@ -225,7 +232,9 @@ class Namespace:
             raise NotEmpty
         return self._remove(parent, name, directory=True, request=request)
 
-    def _remove(self, parent: InodeNo, name: bytes, *, directory: bool, request: int) -> InodeNo:
+    def _remove(
+        self, parent: InodeNo, name: bytes, *, directory: bool, request: int
+    ) -> InodeNo | None:
         pool = self._pool
         if pool.settings.read_only:
             raise ReadOnly
@@ -235,6 +244,12 @@ class Namespace:
             raise NotADirectory if directory else IsADirectory
         if record.entries:
             raise NotEmpty
+        if record.target and has_two(pool, record):
+            with TreeChange(pool, pool.clock_ns()) as change:
+                kept = change.part(ino, record, parent, name)
+                change.does(request, ino)
+            self.moved(kept)
+            return None
         self._drop_name(ino, record, Why.REMOVED, request)
         return ino
 
@@ -277,10 +292,10 @@ class Namespace:
     ) -> InodeNo | None:
         """Move a name, over an existing one if *replace*. Return the inode that lost its name.
 
-        *who* is the calling process, None if it does not matter: a draft that another process
-        writes is published at its last close. If that close waits in *closes*, it is carried out
-        by the same transaction. Readers of a replaced block keep its bytes. Raises
-        NotFound, Exists, NotADirectory, IsADirectory, NotEmpty, InvalidRequest, NameTooLong.
+        *who* is the calling process, or None: a draft that another process writes is published at
+        its last close. One that waits in *closes* is done by the same transaction. Readers of a
+        replaced block keep its bytes, and it its other name. Raises NotFound, Exists, NotEmpty,
+        NotADirectory, IsADirectory, InvalidRequest, NameTooLong.
         """
         pool = self._pool
         if pool.settings.read_only:
@@ -290,9 +305,8 @@ class Namespace:
         if len(new_name) > NAME_MAX_BYTES:
             raise NameTooLong(f"{len(new_name)} bytes")
         if stat.S_ISDIR(record.mode):
-            self._refuse_loop(ino, new_parent)
-        replaced = self._find(new_parent, new_name)
-        replaced_record: InodeRecord | None = None
+            refuse_loop(self.directory, ino, new_parent)
+        replaced, replaced_record = self._find(new_parent, new_name), None
         pool.figures.looks.stored(new_parent, new_name, RENAME_LOOK_S)
         if replaced is not None:
             if not replace:
@@ -301,9 +315,12 @@ class Namespace:
                 return None
             replaced_record = self.record(replaced)
             refuse_mismatch(record, replaced_record)
+        if record.target:
+            ino, record = bearer(pool, parent, name, ino, record)
+        parts = replaced_record is not None and has_two(pool, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         opened = pool.open.inodes.get(ino)
-        closed = None
+        closed, kept = None, None
         if closes is not None and opened is not None and opened.writers:
             closed = closes.closed(opened, record)
         moved = closed or renamed(pool, opened, record, who)
@@ -312,7 +329,10 @@ class Namespace:
         # Atomic: no checkpoint from here until the name is visible.
         with TreeChange(pool, now_ns, finished=finished, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
-                change.unlink(replaced, replaced_record, Why.REPLACED)
+                if parts:
+                    kept = change.part(replaced, replaced_record, new_parent, new_name)
+                else:
+                    change.unlink(replaced, replaced_record, Why.REPLACED)
             change.move(move := Move(ino, record, moved), why=why)
             change.does(request, ino)
         if closed is not None and closes is not None and opened is not None:
@@ -321,9 +341,22 @@ class Namespace:
             opened.move()
             pool.open.notes.writing(opened)
         follow(pool, self._allocator.room, self.former_names, move)
+        if parts:
+            self.moved(kept)
+            return None
         if replaced is not None and replaced_record is not None:
             self.keep_removed(replaced, replaced_record, now_ns)
         return replaced
+
+    def moved(self, move: Move | None) -> None:
+        """Note *move*, if there is one: a block got another name without being closed."""
+        if move is None:
+            return
+        opened = self._pool.open.inodes.get(move.ino)
+        if opened is not None and opened.writers:
+            opened.move()
+            self._pool.open.notes.writing(opened)
+        follow(self._pool, self._allocator.room, self.former_names, move)
 
     def exchange(
         self,
@@ -343,10 +376,11 @@ class Namespace:
             return
         now_ns, sequence = pool.clock_ns(), pool.next_sequence()
         moves: list[Move] = []
-        for ino, to, to_name in ((one, new_parent, new_name), (other, parent, name)):
-            record = self.record(ino)
+        here, there = (parent, name), (new_parent, new_name)
+        for found, place, (to, to_name) in ((one, here, there), (other, there, here)):
+            ino, record = bearer(pool, *place, found, self.record(found))
             if stat.S_ISDIR(record.mode):
-                self._refuse_loop(ino, to)
+                refuse_loop(self.directory, ino, to)
             moved = record._replace(parent=to, name=to_name, ctime_ns=now_ns, sequence=sequence)
             if record.state == State.UNRENAMED:
                 moved = moved._replace(state=State.PUBLISHED, maker_tgid=0, maker_birth=0)
@@ -357,13 +391,3 @@ class Namespace:
             change.does(request, one)
         for move in moves:
             follow(pool, self._allocator.room, self.former_names, move)
-
-    def _refuse_loop(self, ino: InodeNo, new_parent: InodeNo) -> None:
-        """Raise InvalidRequest if directory *ino* is *new_parent* or stands above it."""
-        above, ascent = new_parent, Ascent()
-        while above != ROOT_INODE:
-            if above == ino or not ascent.goes_on(above):
-                raise InvalidRequest("a directory cannot move into itself")
-            above = self.directory(above).parent
-        if ino == ROOT_INODE:
-            raise InvalidRequest("the root does not move")

@@ -11,8 +11,9 @@ and ``follow``.
 
 import contextlib
 import stat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from kvfs.core.aliases import alias_of, block_of, lead_to, with_alias, without_alias
 from kvfs.core.changed import NO_ATTRIBUTES, Attributes, Changed, Reason, Why
 from kvfs.core.errors import Damaged, DeadInode, NotADirectory
 from kvfs.core.inode_rules import counted
@@ -28,6 +29,9 @@ from kvfs.pool.pool_change import PoolChange
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 
+#: A plain number: it is compared at each change of a name.
+_ALIAS: Final = int(State.ALIAS)
+
 
 def directory_record(index: Index, ino: InodeNo) -> InodeRecord:
     """Return the record of directory *ino*. Raises DeadInode, NotADirectory."""
@@ -39,10 +43,19 @@ def directory_record(index: Index, ino: InodeNo) -> InodeRecord:
     return record
 
 
+def alias_record(index: Index, record: InodeRecord) -> InodeRecord | None:
+    """Return the record of the alias of the block with *record*, None if it has none to be read."""
+    alias = alias_of(record)
+    named = index.inode_or_miss(alias) if alias else None
+    return named if named is not None and named.state == _ALIAS else None
+
+
 def put_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord) -> None:
     """Write the rows of *ino* and of the name in *record*, which does not exist yet."""
     txn.put_inode(ino, record)
     txn.put_name(record.parent, record.name, ino)
+    if record.state == _ALIAS:
+        txn.lead_name(record.parent, record.name, block_of(record))
 
 
 def drop_rows(txn: WriteTransaction, ino: InodeNo, record: InodeRecord | None) -> Attributes:
@@ -132,7 +145,7 @@ class TreeChange(PoolChange):
     def unlink(
         self, ino: InodeNo, record: InodeRecord, why: Why, *, reason: Reason = Reason.SPACE
     ) -> None:
-        """Remove *ino* and its name. Raises DeadInode, NotADirectory.
+        """Remove *ino* and its name, and its alias. Raises DeadInode, NotADirectory.
 
         *reason*: why it is evicted, if *why* is EVICTED.
         """
@@ -147,9 +160,46 @@ class TreeChange(PoolChange):
         new_record: InodeRecord,
         attributes: Attributes,
     ) -> None:
-        """Let the name of *ino* lead to inode *new* instead; its directory stays as it is."""
+        """Let the name of *ino*, and its alias, lead to inode *new*; directories do not change."""
+        alias, named = alias_of(record), alias_record(self._tree.index, record)
+        if named is not None:  # it leaves the old inode, and so it is not dropped
+            record, new_record = without_alias(record), with_alias(new_record, alias)
         self._drop(Changed(ino, record, None, Why.REPLACED, heir=new))
         self._enter(new, new_record, attributes, Why.CREATED)
+        if named is not None:
+            put_rows(self.txn, alias, moved := lead_to(named, new))
+            self._changes.append(Changed(alias, named, moved, Why.LINKED))
+
+    def drop_alias(self, record: InodeRecord, *, why: Why = Why.LINKED) -> InodeRecord | None:
+        """Remove the alias of the block with *record*, if it has one; return the alias's record.
+
+        The caller writes the block's record anew. Raises DeadInode, NotADirectory.
+        """
+        named = alias_record(self._tree.index, record)
+        if named is not None:
+            alias = alias_of(record)
+            self._count(named, -1)
+            self._counters = counted(self._counters, named, -1)
+            drop_rows(self.txn, alias, named)
+            self._changes.append(Changed(alias, named, None, why))
+        return named
+
+    def part(self, ino: InodeNo, record: InodeRecord, parent: InodeNo, name: bytes) -> Move | None:
+        """Take *name* from block *ino*, which has two.
+
+        Return the move by which it keeps the name of its alias; None: it keeps its own. Raises
+        DeadInode, NotADirectory.
+        """
+        alias = self.drop_alias(record, why=Why.REMOVED)
+        left = without_alias(record)._replace(ctime_ns=self._now_ns)
+        if alias is None or (record.parent, record.name) != (parent, name):
+            self.write(Changed(ino, record, left, Why.LINKED))
+            return None
+        left = left._replace(
+            parent=alias.parent, name=alias.name, sequence=self._tree.next_sequence()
+        )
+        self.move(move := Move(ino, record, left))
+        return move
 
     def move(self, *moves: Move, why: Why = Why.RENAMED) -> None:
         """Give each inode its new name, which is free or belongs to another of these *moves*.
@@ -210,6 +260,8 @@ class TreeChange(PoolChange):
 
     def _drop(self, gone: Changed) -> None:
         assert gone.before is not None, "it has a name"
+        if gone.before.target:
+            self.drop_alias(gone.before)
         attributes = drop_rows(self.txn, gone.ino, gone.before)
         self._counters = counted(self._counters, gone.before, -1)
         self._gone.append((gone.ino, gone.before, attributes))

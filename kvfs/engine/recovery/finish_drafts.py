@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.aliases import alias_of, block_of
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import counted
 from kvfs.core.lifecycle import UNFINISHED, State
@@ -140,10 +141,17 @@ def _search(index: Index) -> Iterator[tuple[InodeNo, InodeRecord]]:
 def _drop(txn: WriteTransaction, ino: InodeNo, record: InodeRecord, counters: Counters) -> Counters:
     """Remove *ino* and its name; return the counters without it.
 
-    If another row cannot be read, start and repair go on all the same: fsck mends the rest.
+    With a block goes its alias. If another row cannot be read, start and repair go on all the same:
+    fsck mends the rest.
     """
+    if alias := alias_of(record):
+        with contextlib.suppress(Damaged):
+            second = txn.inode(alias)
+            if second is not None and second.state == State.ALIAS:
+                counters = _drop(txn, alias, second, counters)
+    leads_to = block_of(record) if record.state == State.ALIAS else ino
     try:
-        named = txn.lookup(record.parent, record.name) == ino
+        named = txn.lookup(record.parent, record.name) == leads_to
     except Damaged as error:
         _log.warning("index: %s; it goes with its inode", error)
         named = True  # no other inode has this name

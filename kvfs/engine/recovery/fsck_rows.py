@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
+from kvfs.core.aliases import alias_of, block_of, without_alias
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import TreeCount
+from kvfs.core.lifecycle import State
 from kvfs.core.records import (
     CHILD_PREFIX,
     INODE_PREFIX,
@@ -25,8 +27,8 @@ from kvfs.core.records import (
     parse_xattr_key,
     unseal,
 )
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.names.tree_change import drop_rows, put_counts
+from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord
+from kvfs.engine.names.tree_change import drop_rows, put_counts, put_rows
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 
@@ -124,22 +126,27 @@ class RowCheck:
             if ino == ROOT_INODE:
                 continue
             who = f"inode {ino:#x} {record.name!r}"
-            leads_to = self._lookup(record)
+            leads_to = self._lookup(ino, record)
             if leads_to is not None and leads_to != ino:
                 self._wrong(f"{who}: the name is that of {leads_to:#x}", _dropping(ino, None))
                 continue
             what = files(ino, record)
+            if record.state == State.ALIAS and not self._are_paired(block_of(record), ino):
+                what = "a second name of a block that does not know it"
             if what is not None:
                 self._wrong(f"{who}: {what}", _dropping(ino, record))
             elif leads_to is None or not self._is_listed(ino, record):
                 self._wrong(f"{who}: the name does not lead there", _naming(ino, record))
+            if what is None and (alias := alias_of(record)) and not self._are_paired(ino, alias):
+                text = f"{who}: its second name is not there"
+                self._wrong(text, _recording(ino, without_alias(record)))
 
     def _names(self) -> None:
         for key, raw in self._rows(NAME_PREFIX):
             try:
                 parent, name = parse_name_key(key)
                 ino = parse_name(key, raw)
-                if self._is_of(ino, parent, name):
+                if self._may_lead(parent, name, ino):
                     continue
                 what = f"name {name!r} in {parent:#x}: leads to {ino:#x}, which has another"
             except Damaged as error:
@@ -214,13 +221,18 @@ class RowCheck:
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return chain.from_iterable(self._index.walk(prefix, _STEP))
 
-    def _lookup(self, record: InodeRecord) -> InodeNo | None:
-        """Return the inode to which *record*'s name leads, unless that inode has another name."""
+    def _lookup(self, ino: InodeNo, record: InodeRecord) -> InodeNo | None:
+        """Return the inode that has *record*'s name, as a lookup of the name tells; None: none has.
+
+        *ino* has the *record*. If it is an alias, a lookup leads to its block.
+        """
         try:
-            ino = self._index.lookup(record.parent, record.name)
-            return ino if ino and self._is_of(ino, record.parent, record.name) else None
+            found = self._index.lookup(record.parent, record.name)
+            if not found or not self._may_lead(record.parent, record.name, found):
+                return None
         except Damaged:
             return None
+        return ino if self._are_paired(found, ino) else found
 
     def _is_listed(self, ino: InodeNo, record: InodeRecord) -> bool:
         key = child_key(record.parent, ino)
@@ -230,9 +242,24 @@ class RowCheck:
             return False
 
     def _is_of(self, ino: InodeNo, parent: InodeNo, name: bytes) -> bool:
-        """Whether *name* in *parent* is the one name of *ino*. Raises Damaged."""
+        """Whether *name* in *parent* is the one name in the record of *ino*. Raises Damaged."""
         record = self._index.inode(ino)
         return record is not None and (record.parent, record.name) == (parent, name)
+
+    def _may_lead(self, parent: InodeNo, name: bytes, ino: InodeNo) -> bool:
+        """Whether *name* in *parent* is that of *ino*, or of its alias. Raises Damaged."""
+        if self._is_of(ino, parent, name):
+            return True
+        record = self._index.inode(ino)
+        alias = NO_INODE if record is None else alias_of(record)
+        return self._are_paired(ino, alias) and self._is_of(alias, parent, name)
+
+    def _are_paired(self, block: InodeNo, alias: InodeNo) -> bool:
+        """Whether the records of *block* and of *alias* name each other."""
+        record, named = map(self._index.inode_or_miss, (block, alias))
+        if record is None or named is None or named.state != State.ALIAS:
+            return False
+        return alias_of(record) == alias and block_of(named) == block
 
 
 def _deleting(key: bytes) -> Repair:
@@ -252,7 +279,7 @@ def _recording(ino: InodeNo, record: InodeRecord) -> Repair:
 
 
 def _naming(ino: InodeNo, record: InodeRecord) -> Repair:
-    return lambda txn: txn.put_name(record.parent, record.name, ino)
+    return lambda txn: put_rows(txn, ino, record)
 
 
 def _counting(ino: InodeNo, entries: int, subdirs: int) -> Repair:

@@ -20,9 +20,11 @@ from typing import Final
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged, NotAtHand
 from kvfs.core.inode_rules import Ascent
+from kvfs.core.lifecycle import State
 from kvfs.core.log_records import Moment
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
-from kvfs.core.types import FIRST_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_INODE, INODE_END, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.engine.names.second_names import one_name
 from kvfs.engine.names.tree_change import Move, TreeChange
 from kvfs.engine.recovery.claims_at_hand import ClaimsAtHand
 from kvfs.engine.recovery.file_claims import (
@@ -133,14 +135,16 @@ class Reconcile:
         doubt = self._doubt
         if doubt is None or ino >= doubt.below or ino in self._pool.open.inodes:
             return True
-        record = self._pool.index.inode_or_miss(ino)
+        named = self._pool.index.inode_or_miss(ino)
+        record = one_name(self._pool, ino, named, doubt.below)
+        if record is not named:
+            self.prove(ino)
+            return False
         if record is not None and (record.sequence > doubt.sequence or not has_bytes(record)):
             return True
         if record is None and not self._pool.index.knows(ino):
             return True  # evicted or removed since it was found: its extent goes in a moment
-        if (
-            ino in self._pool.durable.not_durable
-        ):  # a slab that this server opened, and nobody wrote
+        if ino in self._pool.durable.not_durable:  # a slab that was opened here, and not written
             return True
         return not self._settle(ino)
 
@@ -210,6 +214,7 @@ class Reconcile:
                     change.link(ino, claim, attributes, why=Why.RECONCILED)
             self.entered += len(plain)
             for ino in others:
+                one_name(pool, ino, pool.index.inode_or_miss(ino), INODE_END)
                 self._settle(ino)
 
     def _is_free(self, claim: InodeRecord, others: Container[tuple[InodeNo, bytes]]) -> bool:
@@ -361,7 +366,7 @@ class Reconcile:
 
     def _is_doubtful(self, ino: InodeNo, record: InodeRecord) -> bool:
         if not has_bytes(record):
-            return False
+            return record.state == State.ALIAS
         claim = block_record(self._pool.extents, self._pool.syscalls, ino)
         return claim is None or not agrees(record, claim)
 

@@ -3,7 +3,7 @@
 import stat
 
 from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import IDENTIFIED, SLABS
+from kvfs.core.lifecycle import IDENTIFIED, SLABS, State
 from kvfs.core.records import IS_SLAB, OF_BYTES, Identity
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.extents import Extents
@@ -27,8 +27,10 @@ def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
 
 
 def carries_identity(record: InodeRecord) -> bool:
-    """Whether *record*'s inode has an identity; drafts have none."""
-    return not stat.S_ISREG(record.mode) or record.state in IDENTIFIED
+    """Whether *record*'s inode has an identity; drafts and second names have none."""
+    if stat.S_ISREG(record.mode):
+        return record.state in IDENTIFIED
+    return record.state != State.ALIAS
 
 
 def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
@@ -42,6 +44,8 @@ def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
 def agrees(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
     """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
     try:
+        if record.state == State.ALIAS:
+            return True
         if not carries_identity(record):  # being written; a kill may have prevented the removal
             return extents.identity(ino) is None
         if stat.S_ISREG(record.mode):

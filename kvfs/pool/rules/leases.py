@@ -6,7 +6,6 @@ namespace, an NFS server), the lease ends when the block has not been used for a
 keeps state and maker, so the next server finds the leases again.
 """
 
-import stat
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -20,7 +19,9 @@ from kvfs.pool.rules.lease_shares import LeaseShares
 
 #: Most blocks that are settled in one tick: a process that ends may have made a million.
 _SETTLED_A_TICK: Final = 128
-_KEPT: Final = HELD | {State.ORPHAN, State.ORPHAN_SLAB}
+#: What belongs to a process; a second name belongs to the one that linked it (aliases.py).
+_HELD: Final = HELD | {State.ALIAS}
+_KEPT: Final = _HELD | {State.ORPHAN, State.ORPHAN_SLAB}
 #: Equal leases share one object, so that a million take 85 MB. At most this many are remembered.
 _KINDS_MAX: Final = 4096
 #: Changes whose record an earlier server wrote.
@@ -87,7 +88,7 @@ class Leases:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             self.drop(ino)
-        elif stat.S_ISREG(record.mode) and not (why is Why.FOUND and ino in self._held):
+        elif record.state != State.NODE and not (why is Why.FOUND and ino in self._held):
             if why in _SAID_BEFORE and record.maker_tgid and not self._same_boot:
                 record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)
             self.put(ino, record, self._monotonic_s())
@@ -102,7 +103,7 @@ class Leases:
         lease = self._shared(Lease(state, record.allocated_bytes, maker, record.uid))
         self._held[ino] = lease
         self._count(lease, 1)
-        if state not in HELD:
+        if state not in _HELD:
             return
         lives = self._lives(maker)
         if lives is None:
@@ -146,7 +147,7 @@ class Leases:
             return
         self._count(lease, -1)
         self._timed.pop(ino, None)
-        if lease.state not in HELD:
+        if lease.state not in _HELD:
             return
         made = self._by_maker.get(lease.maker)
         if made is not None:
@@ -163,7 +164,7 @@ class Leases:
             for ino in sorted(set(made.inos))
             if (lease := self._held.get(InodeNo(ino))) is not None
             and lease.maker == maker
-            and lease.state in HELD
+            and lease.state in _HELD
         ]
 
     def touch(self, ino: InodeNo, now_s: float) -> None:
@@ -210,7 +211,7 @@ class Leases:
     def _is_without_maker(self, ino: InodeNo) -> bool:
         """Whether *ino* is still held, and has no new maker since its maker ended."""
         lease = self._held.get(ino)
-        if lease is None or lease.state not in HELD:
+        if lease is None or lease.state not in _HELD:
             return False
         return ino not in self._timed and lease.maker not in self._by_maker
 

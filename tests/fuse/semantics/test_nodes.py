@@ -132,19 +132,6 @@ def test_symlinks_are_followed_and_refused(kv: Path) -> None:
 
 
 @pytest.mark.usefixtures("kvfs_only")
-def test_hard_links_are_refused(kv: Path, nobody: Caller) -> None:
-    """[hard-links] EPERM for everybody, and nothing appears."""
-    write_file(kv / "file", b"content")
-    with refused(EPERM):
-        os.link(kv / "file", kv / "second")
-    kv.chmod(0o777)
-    with refused(EPERM):
-        nobody.os("link", str(kv / "file"), str(kv / "second"))
-    assert os.listdir(kv) == ["file"]
-    assert os.stat(kv / "file").st_nlink == 1
-
-
-@pytest.mark.usefixtures("kvfs_only")
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK])
 def test_device_nodes_are_refused(kv: Path, kind: int) -> None:
     """[device-nodes] EPERM even for root."""

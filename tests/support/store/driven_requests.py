@@ -26,6 +26,7 @@ class Requests:
     unlink = At(lambda engine: engine.namespace.unlink)
     rmdir = At(lambda engine: engine.namespace.rmdir)
     exchange = At(lambda engine: engine.namespace.exchange)
+    link = At(lambda engine: engine.blocks.links.link)
     own_root = At(lambda engine: engine.attributes.own_root)
 
     def rename(

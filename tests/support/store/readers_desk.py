@@ -68,7 +68,9 @@ class Desk:
 
     def unlink(self, name: bytes) -> None:
         """Remove a name."""
-        self.removed(self.store.unlink(ROOT_INODE, name))
+        unnamed = self.store.unlink(ROOT_INODE, name)
+        assert unnamed is not None
+        self.removed(unnamed)
 
     @contextlib.contextmanager
     def by_server(self) -> Iterator[None]:

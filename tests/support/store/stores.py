@@ -13,7 +13,9 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.aliases import alias_of, block_of
 from kvfs.core.errors import NoSpace
+from kvfs.core.lifecycle import State
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device, DirectoryReserve, open_source, pool_files
@@ -314,6 +316,8 @@ def tree(store: Driven, top: InodeNo = ROOT_INODE, path: bytes = b"") -> dict[by
     while rows := store.children(top, after):
         for ino, name in rows:
             after = ino
+            if store.record(ino).state == State.ALIAS:
+                ino = block_of(store.record(ino))
             assert store.lookup(top, name) == ino
             record = store.present(ino)
             kind = stat.S_IFMT(record.mode)
@@ -337,7 +341,8 @@ def assert_no_strays(store: Driven) -> None:
     ready = {ino for ino, _ in store.ready()}
     blocks = {ino for ino, record in known.items() if stat.S_ISREG(record.mode)}
     assert set(store.extent_inos()) == blocks | ready | store.nameless()
-    nodes = known.keys() - blocks
+    aliases = {ino for ino, record in known.items() if record.state == State.ALIAS}
+    nodes = known.keys() - blocks - aliases
     assert set(store.node_inos()) | {ROOT_INODE} == nodes | {ROOT_INODE}
 
 
@@ -349,6 +354,10 @@ def assert_exact(host: Host) -> None:
     children = Counter(record.parent for ino, record in known.items() if ino != ROOT_INODE)
     for ino, record in known.items():
         assert record.entries == children[ino], f"{ino:#x}"
+        if alias := alias_of(record):
+            assert block_of(known[alias]) == ino
+        if record.state == State.ALIAS:
+            assert alias_of(known[block_of(record)]) == ino
     there = blocks.keys() | store.nameless() | store.removed_lately()
     held_bytes = {ino: host.allocated_bytes(ino) for ino in there}
     store.assert_counted(held_bytes)

@@ -1,0 +1,129 @@
+"""link(2): publishes a block under another name, and leaves the first one as an alias.
+
+For programs that publish so because a link replaces nothing. Like a rename, it makes a whole block
+visible under its name in one transaction, or not at all. Links to what is published are refused.
+"""
+
+import stat
+from typing import Final, NamedTuple
+
+from kvfs.core.aliases import alias_of, may_be_linked, new_alias, with_alias
+from kvfs.core.changed import Why
+from kvfs.core.errors import NotFound, NotPermitted, TooManyLinks
+from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
+from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.served import Served
+from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.tree_change import Move, TreeChange, renamed
+from kvfs.engine.rewrite.truncating_open import TruncatingOpens
+from kvfs.machine.processes import NOBODY, SERVER, Maker
+from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.pool import Pool
+
+_ROOT_UID: Final = 0
+
+
+class _New(NamedTuple):
+    """The name that a block gets, and the inode of the alias that it leaves behind."""
+
+    alias: InodeNo
+    parent: InodeNo
+    name: bytes
+
+
+class Links:
+    """Links blocks of one pool."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        namespace: Namespace,
+        truncating: TruncatingOpens,
+        closes: LastCloses,
+        served: Served,
+    ) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._truncating = truncating
+        self._closes = closes
+        self._served = served
+
+    def link(
+        self,
+        ino: InodeNo,
+        parent: InodeNo,
+        name: bytes,
+        *,
+        who: Maker = NOBODY,
+        uid: int = _ROOT_UID,
+        request: int = 0,
+    ) -> None:
+        """Give block *ino* the *name* in *parent*; its present name becomes its alias.
+
+        *who* is the calling process, of user *uid*; *request* the number of its request. Raises
+        NotPermitted if *who* may not rename it, or anybody may see it as published, TooManyLinks,
+        NotFound if it has no name, Exists, NameTooLong, NotADirectory, DeadInode, NoSpace,
+        ReadOnly.
+        """
+        namespace = self._namespace
+        namespace.require_free(parent, name)
+        record = self._linkable(ino, who, uid)
+        if who == SERVER or self._truncating.displaced.fought_over(record.parent, record.name):
+            self._closes.settle()
+            self._truncating.refuse_unfinished(ino, who)
+            if who == SERVER:
+                self._served.renames(ino)
+        alias = namespace.new_number()
+        record = self._linkable(ino, who, uid)  # again, as blocks may have been evicted for it
+        self._move(ino, record, _New(alias, parent, name), who, request)
+        if who == SERVER:
+            self._served.renamed(ino)
+
+    def _linkable(self, ino: InodeNo, who: Maker, uid: int) -> InodeRecord:
+        """Return the record of *ino* if *who* may link it. Raises as ``link``."""
+        record, opened = self._namespace.record(ino), self._pool.open.inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            raise NotFound(f"inode {ino} has no name")
+        if alias_of(record):
+            raise TooManyLinks(f"inode {ino} has two names")
+        owns = self._is_own(Maker(record.maker_tgid, record.maker_birth), record, who, uid)
+        if not stat.S_ISREG(record.mode) or not may_be_linked(
+            record, writes=self._writes(opened, record, who, uid), owns=owns
+        ):
+            raise NotPermitted("links to what others may use under its name")
+        return record
+
+    def _writes(self, opened: OpenInode | None, record: InodeRecord, who: Maker, uid: int) -> bool:
+        """Whether *who* writes *opened*, or has closed it a moment ago, and all is well so far."""
+        if opened is None or not opened.writers or opened.torn:
+            return False
+        return self._is_own(opened.maker, record, who, uid)
+
+    def _is_own(self, maker: Maker, record: InodeRecord, who: Maker, uid: int) -> bool:
+        """Whether *who* is *maker*, who made the block with *record*.
+
+        Processes that cannot be told apart, such as clients of a file server, are by their user.
+        """
+        return maker == who and (who.is_one or uid in (_ROOT_UID, record.uid))
+
+    def _move(self, ino: InodeNo, record: InodeRecord, new: _New, who: Maker, request: int) -> None:
+        """Give block *ino* its *new* name. Raises NotADirectory, DeadInode, NoSpace, OSError."""
+        pool = self._pool
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        opened, closed = pool.open.inodes.get(ino), None
+        if opened is not None and opened.writers:
+            closed = self._closes.closed(opened, record)
+        moved = with_alias(closed or renamed(pool, opened, record, who), new.alias)._replace(
+            parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence
+        )
+        named = new_alias(ino, record, now_ns, sequence, who)
+        why, finished = (Why.RENAMED, NO_INODE) if closed is None else (Why.STORED, ino)
+        # Atomic: no checkpoint from here until the name is visible.
+        with TreeChange(pool, now_ns, finished=finished) as change:
+            change.move(move := Move(ino, record, moved), why=why)
+            change.link(new.alias, named, why=Why.LINKED)
+            change.does(request, ino)
+        if closed is not None and opened is not None:
+            self._closes.published(opened, moved.allocated_bytes - record.allocated_bytes)
+        else:
+            self._namespace.moved(move)
