@@ -178,8 +178,33 @@ class StoreMachine(RuleBasedStateMachine):
                 self.model.restore(meant, target, new_name)
             elif target.children.get(new_name) is not parent.children[name]:
                 self.model.remove(target, new_name)
-                node = target.children[new_name] = parent.children.pop(name)
-                node.rename()
+                self.model.move(parent, name, target, new_name)
+
+    @rule(pick=PICKS, to=PICKS, new_name=NAMES)
+    def link(self, pick: int, to: int, new_name: bytes) -> None:
+        if (place := self.place(pick)) is None:
+            return
+        node, target = place[0].children[place[1]], self.directory(to)
+        if new_name not in target.children:
+            with expecting(node.link_error):
+                self.store.link(node.ino, target.ino, new_name)
+                self.model.link(node, target, new_name)
+
+    @rule(pick=PICKS, name=MORE_NAMES, data=DATA, removes=st.booleans())
+    def publish_by_link(self, pick: int, name: bytes, data: bytes, removes: bool) -> None:
+        """Store under a temporary name and link; *removes*: and remove it."""
+        parent, before = self.directory(pick), len(self.open)
+        if b"tmp" in parent.children or name in parent.children:
+            return
+        self.create(pick, b"tmp")
+        self.write(before, data, 0)
+        self.close(before)
+        node = parent.children[b"tmp"]
+        self.store.link(node.ino, parent.ino, name)
+        self.model.link(node, parent, name)
+        if removes:
+            self.store.unlink(parent.ino, b"tmp")
+            self.model.remove(parent, b"tmp")
 
     @rule(pick=PICKS, other=PICKS)
     def exchange(self, pick: int, other: int) -> None:
@@ -189,8 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
         (parent, name), (target, new_name) = one, two
         with expecting(self.model.exchange_error(parent, name, target, new_name)):
             self.store.exchange(parent.ino, name, target.ino, new_name)
-            first, second = parent.children[name], target.children[new_name]
-            parent.children[name], target.children[new_name] = second, first
+            self.model.exchange(parent, name, target, new_name)
 
     # ---- bytes ----
 

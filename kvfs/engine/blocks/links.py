@@ -125,5 +125,7 @@ class Links:
             change.does(request, ino)
         if closed is not None and opened is not None:
             self._closes.published(opened, moved.allocated_bytes - record.allocated_bytes)
-        else:
-            self._namespace.moved(move)
+        elif opened is not None and opened.writers:
+            opened.move()
+            pool.open.notes.writing(opened)
+        self._namespace.moved(move)

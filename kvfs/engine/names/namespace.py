@@ -349,14 +349,9 @@ class Namespace:
         return replaced
 
     def moved(self, move: Move | None) -> None:
-        """Note *move*, if there is one: a block got another name without being closed."""
-        if move is None:
-            return
-        opened = self._pool.open.inodes.get(move.ino)
-        if opened is not None and opened.writers:
-            opened.move()
-            self._pool.open.notes.writing(opened)
-        follow(self._pool, self._allocator.room, self.former_names, move)
+        """Note *move*, if there is one: a block got another name, and no client renamed it."""
+        if move is not None:
+            follow(self._pool, self._allocator.room, self.former_names, move)
 
     def exchange(
         self,

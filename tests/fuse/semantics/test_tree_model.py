@@ -223,6 +223,21 @@ class TreeModel(RuleBasedStateMachine):
 
         self._same(cycle)
 
+    @rule(path=PATHS, size=SIZES, seed=SEEDS, keeps=st.booleans())
+    def store_by_link(self, path: Place, size: int, seed: int, keeps: bool) -> None:
+        def cycle(root: bytes) -> None:
+            with open(root + b"/first", "xb") as file:
+                file.write(content(seed, size))
+            try:
+                os.link(root + b"/first", root + b"/" + self._path(path))
+            except OSError:
+                os.unlink(root + b"/first")
+                raise
+            if not keeps:
+                os.unlink(root + b"/first")
+
+        self._same(cycle)
+
     @rule(path=PATHS, size=SIZES)
     def truncate(self, path: Place, size: int) -> None:
         self._same(lambda root: truncate_elsewhere(root + b"/" + self._path(path), size))

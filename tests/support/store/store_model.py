@@ -12,8 +12,10 @@ from kvfs.core.errors import (
     NotADirectory,
     NotEmpty,
     NotFound,
+    NotPermitted,
+    TooManyLinks,
 )
-from kvfs.core.lifecycle import FINAL, IDENTIFIED, SLABS, UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import FINAL, HELD, IDENTIFIED, SLABS, UNFINISHED, Event, State, after
 from kvfs.core.types import InodeNo
 
 #: Open for writing, and torn if that ends in the middle.
@@ -41,6 +43,8 @@ class Node:
         self.xattrs: dict[bytes, bytes] = {}
         self.writers = 0
         self.readers = 0
+        #: Where its second name is: the one that it was linked from.
+        self.alias: tuple[Node, bytes] | None = None
 
     @property
     def is_directory(self) -> bool:
@@ -89,6 +93,14 @@ class Node:
         self.happens(Event.RENAME)
         self.changed = False
         self.recorded_empty = not self.data
+
+    @property
+    def link_error(self) -> type[KvfsError] | None:
+        """What link(2) must refuse with; all blocks have one maker here."""
+        if self.is_file and self.alias is not None:
+            return TooManyLinks
+        written = self.state in UNFINISHED and self.writers > 0
+        return None if self.is_file and (written or self.state in HELD) else NotPermitted
 
     @property
     def is_torn_by_an_end(self) -> bool:
@@ -215,8 +227,12 @@ class Model:
         node = parent.children[name]
         if node.state in UNFINISHED:
             self.displaced.append(Displaced(parent, name, node))
-        node.has_name = False
-        fresh = parent.children[name] = Node(ino, node.mode)
+        fresh = Node(ino, node.mode)
+        fresh.alias = node.alias
+        for at, each in self.places():
+            if at.children[each] is node:
+                at.children[each] = fresh
+        node.has_name, node.alias = False, None
         fresh.xattrs, node.xattrs = node.xattrs, {}
         return fresh
 
@@ -237,10 +253,38 @@ class Model:
         target.children[new_name] = node
 
     def remove(self, parent: Node, name: bytes) -> None:
-        """Take a name, if it is there."""
+        """Take a name, if it is there; a block with two keeps the other."""
         node = parent.children.pop(name, None)
         if node is not None:
-            node.has_name = False
+            node.has_name, node.alias = node.alias is not None, None
+
+    # ---- second names ----
+
+    def link(self, node: Node, target: Node, new_name: bytes) -> None:
+        """Give *node* another name; its first one is its alias."""
+        node.alias = next(place for place in self.places() if place[0].children[place[1]] is node)
+        target.children[new_name] = node
+        node.rename()
+
+    def move(self, parent: Node, name: bytes, target: Node, new_name: bytes) -> None:
+        """Rename what is there to a name that is free."""
+        node = target.children[new_name] = parent.children.pop(name)
+        if node.alias == (parent, name):
+            node.alias = (target, new_name)
+        else:
+            node.rename()
+
+    def exchange(self, parent: Node, name: bytes, target: Node, new_name: bytes) -> None:
+        """Swap two names."""
+        first, second = parent.children[name], target.children[new_name]
+        if first is second:
+            return
+        parent.children[name], target.children[new_name] = second, first
+        aliases = [(first, (parent, name), (target, new_name))]
+        aliases.append((second, (target, new_name), (parent, name)))
+        for node, place, now in aliases:
+            if node.alias == place:
+                node.alias = now
 
     # ---- the ends ----
 
@@ -268,7 +312,10 @@ class Model:
         self._forget_handles()
 
     def lose_power(self) -> None:
-        """Lose what is being written, or its maker's alone."""
+        """Lose what is being written, or its maker's alone, and all second names."""
+        for _, node in list(self.walk()):
+            if node.alias is not None:
+                self.remove(*node.alias)
         for parent, name in self.places():
             node = parent.children[name]
             kept = True
