@@ -161,6 +161,23 @@ def unlink(kv: Path) -> None:
     assert "old" not in os.listdir(kv)
 
 
+def link(kv: Path) -> None:
+    """Publish by a link: done twice the name would be there already."""
+    os.link(kv / "old", kv / "new")
+    assert os.stat(kv / "new").st_nlink == 2
+    assert sorted(os.listdir(kv)) == ["new", "old"]
+    assert (kv / "new").read_bytes() == (kv / "old").read_bytes() == BLOCK
+
+
+def unlink_one_of_two(kv: Path) -> None:
+    """Publish by a link, and remove the first name: done twice it would be missing."""
+    os.link(kv / "old", kv / "new")
+    (kv / "old").unlink()
+    assert os.listdir(kv) == ["new"]
+    assert os.stat(kv / "new").st_nlink == 1
+    assert (kv / "new").read_bytes() == BLOCK
+
+
 def removexattr(kv: Path) -> None:
     """Remove an attribute: done twice there would be none."""
     os.removexattr(kv / "old", "user.a")
@@ -197,6 +214,8 @@ ACTS: Final[dict[Callable[[Path], None], list[tuple[str, Opcode]]]] = {
     mknod: [("kept", Opcode.MKNOD)],
     rename: [(point, Opcode.RENAME) for point in ("announced", "committed")],
     unlink: [("committed", Opcode.UNLINK)],
+    link: [(point, Opcode.LINK) for point in ("announced", "committed", "reply")],
+    unlink_one_of_two: [("committed", Opcode.UNLINK)],
     removexattr: [("reply", Opcode.REMOVEXATTR)],
     open_to_read: [("row", Opcode.OPEN)],
     open_to_write: [("row written", Opcode.OPEN)],
@@ -214,7 +233,7 @@ def test_what_was_asked_is_done_once(
     inside: KilledInside, kv: Path, act: Callable[[Path], None], point: str, code: Opcode
 ) -> None:
     """Whether the server was killed before it did that, or before it could say so."""
-    if act in (rename, removexattr, open_to_read, open_to_write, truncate, unlink):
+    if act not in (create, mkdir, mknod):
         (kv / "old").write_bytes(BLOCK)
         os.setxattr(kv / "old", "user.a", b"b")
     inside.kill_at(point, code)
