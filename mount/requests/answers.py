@@ -6,6 +6,7 @@ pyfuse3.
 
 import functools
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from hashlib import blake2b
@@ -13,7 +14,7 @@ from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 from kvfs.core.aliases import alias_of
-from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
+from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotAtHand, NotFound
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
@@ -53,6 +54,9 @@ _CREATED: Final = _for(1.0)
 #: For files that only file servers write: these use write(2), never a mapping, so the kernel sees
 #: each change. Ganesha asks after each WRITE and after COMMIT.
 _CHANGED: Final = _for(1.0)
+
+#: What a file without a name is called while it is made; a temporary name.
+_NAMELESS: Final = b".%016x.tmp"
 
 #: What the kernel is told of an inode: number, record, links, how long it may keep the attributes,
 #: generation, how long it may keep the name. A named tuple would cost every LOOKUP 0.2 us.
@@ -286,6 +290,27 @@ class Answers:
         made = await self._files.open_or_create(parent, name, mode, flags, who.uid, who.gid)
         return self._created(*made)
 
+    def create_nameless(self, parent: InodeNo, mode: int, flags: int) -> Created | None:
+        """Create and open a file without a name (O_TMPFILE); None if that would have to wait.
+
+        It has one that nobody knows for as long as this takes. Raises what ``Files.create`` raises.
+        """
+        who, mode = self._request.present, stat.S_IFREG | stat.S_IMODE(mode)
+        name = _NAMELESS % secrets.randbits(64)
+        flags &= ~(os.O_TMPFILE | os.O_EXCL)
+        try:
+            made = self._files.create(parent, name, mode, flags, who.uid, who.gid, roomless=True)
+        except NotAtHand:
+            return None
+        fh, grant, ino, record = made
+        try:
+            self._namespace.unlink(parent, name)
+        except BaseException:
+            self._files.release(fh)
+            raise
+        generation = self._generation_of(ino)
+        return fh, grant, (ino, record, 0, _CREATED, generation, _NOT_KEPT)
+
     def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
         """Return what the kernel is told of a new draft."""
         trusted = self._files.trusts_created(record)
@@ -295,6 +320,16 @@ class Answers:
     def made(self, ino: InodeNo) -> Entry:
         """Return the entry of *ino*, which another server made. Raises DeadInode."""
         return self.entry(ino, self._blocks.present(ino))
+
+    def made_nameless(self, ino: InodeNo) -> Entry:
+        """Return the entry of *ino*, which another server made without a name. Raises DeadInode.
+
+        It may have been killed before it took the name that *ino* had at first.
+        """
+        if not self._blocks.is_gone(ino):
+            record = self._namespace.record(ino)
+            self._namespace.unlink(record.parent, record.name)
+        return self.attributes(ino)
 
     def rename(
         self, parent: InodeNo, name: bytes, new_parent: InodeNo, new_name: bytes, flags: int

@@ -1,9 +1,10 @@
 """The fast path: requests that never wait are answered in bytes as soon as they are read.
 
-These are LOOKUP, GETATTR, OPEN for reading, FLUSH, RELEASE, CREATE and RENAME, and the opens and
-closes of directories, of which a file server makes two for each block that it stores. They need no
-coroutine: a CREATE through libfuse, pyfuse3 and trio took 75 us, of which the store itself needed
-30. Requests that may have to wait are left to pyfuse3, which gets the same ``answers`` as objects.
+These are LOOKUP, GETATTR, OPEN for reading, FLUSH, RELEASE, CREATE, TMPFILE and RENAME, and the
+opens and closes of directories, of which a file server makes two for each block that it stores.
+They need no coroutine: a CREATE through libfuse, pyfuse3 and trio took 75 us, of which the store
+itself needed 30. Requests that may have to wait are left to pyfuse3, which gets the same
+``answers`` as objects.
 """
 
 import struct
@@ -28,7 +29,7 @@ from mount.fuse.wire import (
     Opcode,
     data_reply,
 )
-from mount.requests.answers import Answers, Entry, Validity
+from mount.requests.answers import Answers, Created, Entry, Validity
 
 #: struct fuse_create_in: flags, mode, umask, open_flags; the name follows.
 _CREATE_IN: Final = struct.Struct("<IIII")
@@ -42,6 +43,12 @@ _ENTRY_REPLY_BYTES: Final = OUT_HEADER_BYTES + ENTRY_OUT_BYTES
 _CREATE_REPLY_BYTES: Final = _ENTRY_REPLY_BYTES + OPEN_OUT.size
 _NO_ATTR: Final = bytes(ATTR.size)
 _pack_out = OUT_HEADER.pack
+
+
+def _created(unique: int, made: Created) -> bytes:
+    fh, grant, entry = made
+    opened = OPEN_OUT.pack(fh, grant.open_flags, grant.backing_id)
+    return _pack_out(_CREATE_REPLY_BYTES, 0, unique) + entry_out(entry) + opened
 
 
 def entry_out(entry: Entry) -> bytes:
@@ -100,6 +107,7 @@ class FastAnswers:
             Opcode.OPENDIR: self._opendir,
             Opcode.RELEASEDIR: self._releasedir,
             Opcode.CREATE: self._create,
+            Opcode.TMPFILE: self._tmpfile,
             Opcode.RENAME: self._rename,
             Opcode.RENAME2: self._rename2,
         }
@@ -173,11 +181,13 @@ class FastAnswers:
         flags, mode, _, _ = _CREATE_IN.unpack_from(request)
         name = bytes(request[_CREATE_IN.size :]).partition(b"\0")[0]
         made = self._answers.create_at_once(nodeid, name, mode, flags)
-        if made is None:
-            return None
-        fh, grant, entry = made
-        opened = OPEN_OUT.pack(fh, grant.open_flags, grant.backing_id)
-        return _pack_out(_CREATE_REPLY_BYTES, 0, unique) + entry_out(entry) + opened
+        return None if made is None else _created(unique, made)
+
+    def _tmpfile(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
+        """None: the call is refused (raw.py), and the program takes a name, which may wait."""
+        flags, mode, _, _ = _CREATE_IN.unpack_from(request)
+        made = self._answers.create_nameless(nodeid, mode, flags)
+        return None if made is None else _created(unique, made)
 
     def _rename(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes:
         (new_parent,) = _RENAME_IN.unpack_from(request)

@@ -75,6 +75,11 @@ class ResentAnswers:
                 if entry is None
                 else data_reply(unique, entry + self._opened(handle, uid, tid))
             )
+        if code == Opcode.TMPFILE and handle is not None:
+            with contextlib.suppress(KvfsError):
+                entry = entry_out(self._answers.made_nameless(handle.opened.ino))
+                return data_reply(unique, entry + self._opened(handle, uid, tid))
+            return None
         if number not in self._done:
             return None
         if code in _SILENT:

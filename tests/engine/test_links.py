@@ -340,7 +340,58 @@ def test_a_draft_that_cannot_be_whole_is_not_linked(running: Host) -> None:
     assert names(running) == []
 
 
-def test_what_has_no_name_is_not_linked(running: Host) -> None:
-    opened = create(running)
-    running.store.unlink(ROOT_INODE, b"K.tmp")
-    assert isinstance(refused(running, opened.ino), NotFound)
+def test_what_lost_its_name_is_not_linked(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"old", b"old")
+    opened = running.store.open(ino, writer=False, truncate=False)
+    running.store.unlink(ROOT_INODE, b"old")
+    assert isinstance(refused(running, ino), NotFound)
+    running.store.close(opened, writer=False)
+
+
+def nameless(running: Host) -> Opened:
+    """Make a draft as O_TMPFILE does."""
+    opened = create(running, b".0.tmp")
+    running.store.unlink(ROOT_INODE, b".0.tmp")
+    return opened
+
+
+@pytest.mark.parametrize("writes_on", [False, True])
+def test_a_draft_without_a_name_gets_one(running: Host, writes_on: bool) -> None:
+    """[open-tmpfile]"""
+    opened = nameless(running)
+    running.store.set_xattr(opened.ino, b"user.a", b"b")
+    running.store.link(opened.ino, ROOT_INODE, b"K", who=ONE)
+    is_whole(running, b"K")
+    if writes_on:
+        write(running.store, opened, BYTES[-10:], len(BYTES) - 10)
+    running.store.close(opened, writer=True)
+    is_whole(running, b"K")
+    assert state(running, opened.ino) is State.PUBLISHED
+    assert running.store.xattr(opened.ino, b"user.a") == b"b"
+    end(running)
+
+
+def test_a_draft_without_a_name_gets_it_of_its_maker_alone(running: Host) -> None:
+    """[open-tmpfile]"""
+    opened = nameless(running)
+    assert isinstance(refused(running, opened.ino, who=OTHER), NotPermitted)
+    put(running.store, ROOT_INODE, b"K", b"first")
+    assert isinstance(refused(running, opened.ino, b"K"), Exists)
+    opened.spoil()
+    assert isinstance(refused(running, opened.ino), NotPermitted)
+    running.store.close(opened, writer=True)
+    assert names(running) == [b"K"]
+    end(running)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_got_its_name_outlives_a_killed_server(running: Host, closed: bool) -> None:
+    """[open-tmpfile]"""
+    opened = nameless(running)
+    running.store.link(opened.ino, ROOT_INODE, b"K", who=ONE)
+    if closed:
+        running.store.close(opened, writer=True)
+    running.kill()
+    running.start()
+    is_whole(running, b"K")
+    end(running)

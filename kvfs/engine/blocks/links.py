@@ -1,7 +1,8 @@
 """link(2): publishes a block under another name, and leaves the first one as an alias.
 
 For programs that publish so because a link replaces nothing. Like a rename, it makes a whole block
-visible under its name in one transaction, or not at all. Links to what is published are refused.
+visible under its name in one transaction, or not at all. Links to what is published are refused. A
+draft without a name (O_TMPFILE) gets its first one so.
 """
 
 import stat
@@ -10,6 +11,7 @@ from typing import Final, NamedTuple
 from kvfs.core.aliases import alias_of, may_be_linked, new_alias, with_alias
 from kvfs.core.changed import Why
 from kvfs.core.errors import NotFound, NotPermitted, TooManyLinks
+from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.last_closes import LastCloses
 from kvfs.engine.blocks.served import Served
@@ -60,10 +62,10 @@ class Links:
     ) -> None:
         """Give block *ino* the *name* in *parent*; its present name becomes its alias.
 
-        *who* is the calling process, of user *uid*; *request* the number of its request. Raises
-        NotPermitted if *who* may not rename it, or anybody may see it as published, TooManyLinks,
-        NotFound if it has no name, Exists, NameTooLong, NotADirectory, DeadInode, NoSpace,
-        ReadOnly.
+        A draft that was made without a name (O_TMPFILE) has no alias. *who* is the calling process,
+        of user *uid*; *request* the number of its request. Raises NotPermitted if *who* may not
+        rename it, or anybody may see it as published, TooManyLinks, NotFound if it has lost its
+        name, Exists, NameTooLong, NotADirectory, DeadInode, NoSpace, ReadOnly.
         """
         namespace = self._namespace
         namespace.require_free(parent, name)
@@ -73,6 +75,10 @@ class Links:
             self._truncating.refuse_unfinished(ino, who)
             if who == SERVER:
                 self._served.renames(ino)
+        opened = self._pool.open.inodes.get(ino)
+        if opened is not None and opened.gone is not None:
+            self._give_name(opened, record, _New(NO_INODE, parent, name), who, request)
+            return
         alias = namespace.new_number()
         record = self._linkable(ino, who, uid)  # again, as blocks may have been evicted for it
         self._move(ino, record, _New(alias, parent, name), who, request)
@@ -82,8 +88,8 @@ class Links:
     def _linkable(self, ino: InodeNo, who: Maker, uid: int) -> InodeRecord:
         """Return the record of *ino* if *who* may link it. Raises as ``link``."""
         record, opened = self._namespace.record(ino), self._pool.open.inodes.get(ino)
-        if opened is not None and opened.gone is not None:
-            raise NotFound(f"inode {ino} has no name")
+        if opened is not None and opened.gone is not None and not self._is_nameless(opened, record):
+            raise NotFound(f"inode {ino} has lost its name")
         if alias_of(record):
             raise TooManyLinks(f"inode {ino} has two names")
         owns = self._is_own(Maker(record.maker_tgid, record.maker_birth), record, who, uid)
@@ -92,6 +98,15 @@ class Links:
         ):
             raise NotPermitted("links to what others may use under its name")
         return record
+
+    def _is_nameless(self, opened: OpenInode, record: InodeRecord) -> bool:
+        """Whether *opened* is a draft made without a name, as far as it can be told.
+
+        The kernel refuses to link other files without a name (vfs_link() in fs/namei.c), but for
+        those that it does not know to have lost theirs.
+        """
+        lost = opened.ino in self._truncating.displaced or opened.stands_in or opened.revoked
+        return record.state in UNFINISHED and not lost
 
     def _writes(self, opened: OpenInode | None, record: InodeRecord, who: Maker, uid: int) -> bool:
         """Whether *who* writes *opened*, or has closed it a moment ago, and all is well so far."""
@@ -129,3 +144,22 @@ class Links:
             opened.move()
             pool.open.notes.writing(opened)
         self._namespace.moved(move)
+
+    def _give_name(
+        self, opened: OpenInode, record: InodeRecord, new: _New, who: Maker, request: int
+    ) -> None:
+        """Give *opened*, a draft without a name, a *new* one. Raises as ``_move``."""
+        pool = self._pool
+        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        named = renamed(pool, opened, record, who)._replace(
+            parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence
+        )
+        # Atomic: no checkpoint from here until the name is visible.
+        with TreeChange(pool, now_ns, begun=opened.ino) as change:
+            change.link(opened.ino, named, opened.attributes)
+            change.does(request, opened.ino)
+        opened.regain_name()
+        pool.space.taken.extra_bytes -= record.allocated_bytes
+        pool.open.notes.end(opened.ino)
+        opened.move()
+        pool.open.notes.writing(opened)

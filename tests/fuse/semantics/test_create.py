@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from errno import (
     EACCES,
@@ -14,12 +13,9 @@ from errno import (
     ELOOP,
     ENOENT,
     ENOTDIR,
-    EOPNOTSUPP,
     EPERM,
 )
 from pathlib import Path
-
-import pytest
 
 from tests.support.clients.callers import Caller, callers
 from tests.support.kernel.calls import opened, read_file, refused, write_file
@@ -234,19 +230,6 @@ def test_noatime_is_for_the_owner(kv: Path, nobody: Caller) -> None:
         nobody.os("open", str(kv / "file"), os.O_RDONLY | os.O_NOATIME)
     os.chown(kv / "file", nobody.uid, nobody.gid)
     nobody.os("close", nobody.os("open", str(kv / "file"), os.O_RDONLY | os.O_NOATIME))
-
-
-@pytest.mark.usefixtures("kvfs_only")
-def test_there_is_no_tmpfile(kv: Path) -> None:
-    """[open-tmpfile] EOPNOTSUPP, twice; Python's temporary files work all the same."""
-    for _ in range(2):
-        with refused(EOPNOTSUPP):
-            os.open(kv, os.O_TMPFILE | os.O_RDWR, 0o600)
-    with tempfile.TemporaryFile(dir=kv) as file:
-        file.write(b"content")
-        file.seek(0)
-        assert file.read() == b"content"
-    assert os.listdir(kv) == []
 
 
 def test_programs_run_from_the_mount(kv: Path) -> None:

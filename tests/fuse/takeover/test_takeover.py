@@ -19,6 +19,7 @@ import pytest
 from mount.fuse.wire import Opcode
 from tests.fuse.conftest import PATHS, pool_source, require_passthrough
 from tests.support.clients.stepping import Stepping, until
+from tests.support.kernel.calls import linkat
 from tests.support.kills.killed_inside import KilledInside, killed_inside
 from tests.support.mounts.mounting import skip_without_mounts, workplace
 
@@ -169,6 +170,19 @@ def link(kv: Path) -> None:
     assert (kv / "new").read_bytes() == (kv / "old").read_bytes() == BLOCK
 
 
+def tmpfile(kv: Path) -> None:
+    """Make a file without a name, and give it one."""
+    fd = os.open(kv, os.O_TMPFILE | os.O_RDWR)
+    assert os.listdir(kv) == []
+    os.write(fd, BLOCK)
+    assert os.fstat(fd).st_nlink == 0
+    linkat(fd, kv / "new")
+    assert os.fstat(fd).st_nlink == 1
+    os.close(fd)
+    assert os.listdir(kv) == ["new"]
+    assert (kv / "new").read_bytes() == BLOCK
+
+
 def unlink_one_of_two(kv: Path) -> None:
     """Publish by a link, and remove the first name: done twice it would be missing."""
     os.link(kv / "old", kv / "new")
@@ -216,6 +230,10 @@ ACTS: Final[dict[Callable[[Path], None], list[tuple[str, Opcode]]]] = {
     unlink: [("committed", Opcode.UNLINK)],
     link: [(point, Opcode.LINK) for point in ("announced", "committed", "reply")],
     unlink_one_of_two: [("committed", Opcode.UNLINK)],
+    tmpfile: [
+        *((point, Opcode.TMPFILE) for point in ("read", "row written", "committed", "reply")),
+        *((point, Opcode.LINK) for point in ("announced", "committed")),
+    ],
     removexattr: [("reply", Opcode.REMOVEXATTR)],
     open_to_read: [("row", Opcode.OPEN)],
     open_to_write: [("row written", Opcode.OPEN)],
@@ -233,7 +251,7 @@ def test_what_was_asked_is_done_once(
     inside: KilledInside, kv: Path, act: Callable[[Path], None], point: str, code: Opcode
 ) -> None:
     """Whether the server was killed before it did that, or before it could say so."""
-    if act not in (create, mkdir, mknod):
+    if act not in (create, mkdir, mknod, tmpfile):
         (kv / "old").write_bytes(BLOCK)
         os.setxattr(kv / "old", "user.a", b"b")
     inside.kill_at(point, code)

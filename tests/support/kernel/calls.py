@@ -19,6 +19,8 @@ FALLOC_COLLAPSE_RANGE: Final = 8
 FALLOC_ZERO_RANGE: Final = 16
 #: linux/fcntl.h: the directory of a relative path is the working directory.
 AT_FDCWD: Final = -100
+#: The file is the descriptor's itself.
+AT_EMPTY_PATH: Final = 0x1000
 #: utimensat(2): leave the time alone, or take the kernel's clock.
 UTIME_NOW: Final = (1 << 30) - 1
 UTIME_OMIT: Final = (1 << 30) - 2
@@ -49,6 +51,11 @@ def _check(result: int) -> int:
 def renameat2(old: AnyPath, new: AnyPath, flags: int) -> None:
     """rename(2) with flags."""
     _check(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
+
+
+def linkat(old: int, new: AnyPath) -> None:
+    """Give the file behind descriptor *old* a name: linkat(2) with AT_EMPTY_PATH."""
+    _check(_libc.linkat(old, b"", AT_FDCWD, os.fsencode(new), AT_EMPTY_PATH))
 
 
 def fallocate(fd: int, mode: int, offset_bytes: int, size_bytes: int) -> None:
