@@ -53,9 +53,14 @@ MAKING: Final[dict[str, Callable[[Caller, str], object]]] = {
     "mkfifo": lambda who, path: who.os("mkfifo", path),
     "symlink": lambda who, path: who.os("symlink", "target", path),
 }
-CALLS: Final = {**LOOKING, **MAKING}
+#: With link(2), of what is elsewhere: linkat(2) looks at the new name before that (EXDEV).
+NAMING: Final[dict[str, Callable[[Caller, str], object]]] = {
+    **MAKING,
+    "link": lambda who, path: who.os("link", "/dev/null", path),
+}
+CALLS: Final = {**LOOKING, **NAMING}
 #: Calls that do not follow a symlink at the end of their path.
-ON_THE_NAME: Final = {"unlink", "rmdir", "rename", *MAKING}
+ON_THE_NAME: Final = {"unlink", "rmdir", "rename", *NAMING}
 
 
 def made(path: Path, kind: str) -> Path:
@@ -140,14 +145,14 @@ def test_names_change_only_in_writable_directories(kv: Path, nobody: Caller, cal
     CALLS[call](nobody, str(kv / "d" / name))
 
 
-@pytest.mark.parametrize("call", MAKING)
+@pytest.mark.parametrize("call", NAMING)
 @pytest.mark.parametrize("kind", ["file", "dir", "fifo", "symlink"])
 def test_a_name_that_is_taken(kv: Path, nobody: Caller, call: str, kind: str) -> None:
     """[create-exclusive] EEXIST, even where the caller could not have made a name."""
     made(kv / "taken", kind)
     before = os.lstat(kv / "taken")
     with refused(EEXIST):
-        MAKING[call](nobody, str(kv / "taken"))
+        NAMING[call](nobody, str(kv / "taken"))
     assert os.lstat(kv / "taken") == before
 
 
@@ -305,6 +310,35 @@ def test_ctime_of_what_is_renamed(kv: Path, kind: str) -> None:
     assert after.st_ctime_ns > before.st_ctime_ns
     assert after.st_mtime_ns == before.st_mtime_ns
     assert after.st_ino == before.st_ino
+
+
+def test_links_and_times(kv: Path, nobody: Caller) -> None:
+    """[hard-links] The file's ctime and the new directory's times, at the link and at each unlink.
+
+    What the caller may not write takes no name (EACCES).
+    """
+    (kv / "d").mkdir()
+    file, second = made(kv / "file", "file"), kv / "d" / "second"
+
+    def times() -> list[int]:
+        info, directory = os.stat(file), os.stat(kv / "d")
+        return [info.st_ctime_ns, directory.st_ctime_ns, directory.st_mtime_ns]
+
+    before = times()
+    mtime_ns = os.stat(file).st_mtime_ns
+    os.link(file, second)
+    between = times()
+    os.unlink(second)
+    after = times()
+    assert all(one < two < three for one, two, three in zip(before, between, after, strict=True))
+    assert os.stat(file).st_mtime_ns == mtime_ns
+    (kv / "own").mkdir()
+    os.chown(kv / "own", NOBODY, NOBODY)
+    own = str(kv / "own" / "file")
+    nobody.os("close", nobody.os("open", own, os.O_CREAT | os.O_WRONLY, 0o600))
+    with refused(EACCES):
+        nobody.os("link", own, str(second))
+    nobody.os("link", own, f"{own}2")
 
 
 def test_unlink_advances_the_ctime_of_an_open_file(kv: Path) -> None:
