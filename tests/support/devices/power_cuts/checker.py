@@ -25,6 +25,7 @@ _ROOM: Final = "200M"
 #: Faults of a block, in the order in which a table shows them.
 FAULTS: Final = (
     "another's",
+    "first name",
     "mixed",
     "short",
     "empty",
@@ -53,11 +54,23 @@ class Verdict:
         return not (self.faults or self.lost or self.refused)
 
 
-def judge(found: dict[str, bytes | None], ledger: Ledger, cut_ns: int, verdict: Verdict) -> None:
-    """Judge the files *found*, by path; None: it could not be read."""
+def judge(
+    found: dict[str, bytes | None],
+    ledger: Ledger,
+    cut_ns: int,
+    verdict: Verdict,
+    *,
+    has_aliases: bool = False,
+) -> None:
+    """Judge the files *found*, by path; None: it could not be read.
+
+    *has_aliases*: what was linked may have its first name, too, or that one alone.
+    """
     for path, data in found.items():
         verdict.read += 1
         fault = "unreadable" if data is None else ledger.fault(path, data)
+        if data is not None and not has_aliases and ledger.has_first_name(path, data):
+            fault = "first name"
         if fault is not None:
             verdict.faults[fault] += 1
             verdict.lines.append(f"{path}, {ledger.way_of(path)}: {fault}")
@@ -161,7 +174,7 @@ def check_plain_image(image: Path, ledger: Ledger, cut_ns: int, mountpoint: Path
     verdict = Verdict()
     try:
         with mounted_at(mountpoint, "-o", "loop,nouuid", str(image)):
-            judge(dict(_files(mountpoint)), ledger, cut_ns, verdict)
+            judge(dict(_files(mountpoint)), ledger, cut_ns, verdict, has_aliases=True)
     except subprocess.CalledProcessError as error:
         verdict.refused = str(error)
     mountpoint.rmdir()
@@ -171,9 +184,9 @@ def check_plain_image(image: Path, ledger: Ledger, cut_ns: int, mountpoint: Path
 def _blocks(store: Driven, top: InodeNo = ROOT_INODE) -> Iterator[tuple[str, bytes | None]]:
     """Yield the path of each block with its bytes; not what turns out to be a miss."""
     for directory, name in _listed(store, top):
-        for ino, block in _listed(store, directory):
+        for _, block in _listed(store, directory):
             try:
-                if stat.S_ISREG(store.present(ino).mode):
+                if stat.S_ISREG(store.present(store.lookup(directory, block)).mode):
                     yield os.fsdecode(name + b"/" + block), get(store, directory, block)
             except (NotFound, DeadInode, Damaged):
                 continue

@@ -17,6 +17,8 @@ from tests.support.devices.power_cuts.proving_blocks import fault_of, made
 
 #: How a name ends while its block is being written.
 TEMPORARY: Final = ".tmp"
+#: How a block was stored that was linked to its name before it was closed.
+LINKED: Final = "linked"
 _NEVER: Final = 1 << 62
 
 
@@ -115,6 +117,15 @@ class Ledger:
             if data == content(block.number, publication.versions, publication.size_bytes):
                 return None
         return fault_of(data, block.number)
+
+    def has_first_name(self, path: str, data: bytes) -> bool:
+        """Whether *data* is that of a block that lost the temporary name at *path* by its link."""
+        block = self.block_at(path) if path.endswith(TEMPORARY) else None
+        return block is not None and any(
+            publication.way == LINKED
+            and data == content(block.number, publication.versions, publication.size_bytes)
+            for publication in block.publications
+        )
 
     def way_of(self, path: str) -> str:
         """Return how the block at *path* was stored last."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.devices.power_cuts.ledger import (
+    LINKED,
     TEMPORARY,
     Attribute,
     Block,
@@ -39,6 +40,7 @@ _CREATE: Final = os.O_RDWR | os.O_CREAT
 #: never written again, and what else is done to names.
 RENAMED: Final = (
     *("store_and_rename",) * 3,
+    *("store_and_link",) * 2,
     "store_direct",
     "store_header_apart",
     "rename_over",
@@ -117,6 +119,8 @@ class CutWriter:
         self._draw = draw
         self._version = 0
         self._stores = 0
+        #: Blocks that have their temporary name, too.
+        self._linked: set[int] = set()
         self._ways: list[Callable[[], None]] = [getattr(self, way) for way in ways]
 
     def run(self, seconds: float, stores_per_s: float) -> None:
@@ -153,6 +157,32 @@ class CutWriter:
     def store_and_rename(self) -> None:
         """Write all of it under a temporary name, then rename: vLLM, SGLang, Mooncake."""
         self._store_renamed("renamed", self._new_block())
+
+    def store_and_link(self) -> None:
+        """Write all of it under a temporary name, link, and remove that, at once or later."""
+        block = self._new_block()
+        publication, data = self._begin(block, LINKED)
+        path = self._path(block)
+        fd = os.open(f"{path}{TEMPORARY}", _CREATE | os.O_EXCL, 0o644)
+        half = len(data) // 2
+        self._write(fd, data[:half], 0)
+        self._write(fd, data[half:], half)
+        os.link(f"{path}{TEMPORARY}", path)
+        self._linked.add(block.number)
+        self._kernel.may_write(fd)
+        if self._draw.random() < 0.5:
+            self._remove_first_name(block)
+        self._close(fd, publication)
+        for number in list(self._linked):
+            if self._draw.random() < 0.25:
+                self._remove_first_name(self.ledger.blocks[number])
+
+    def _remove_first_name(self, block: Block) -> None:
+        """Remove the temporary name of a linked block, before anything else happens to it."""
+        if block.number in self._linked:
+            self._linked.remove(block.number)
+            with contextlib.suppress(FileNotFoundError):  # evicted
+                os.unlink(f"{self._path(block)}{TEMPORARY}")
 
     def rename_over(self) -> None:
         """The same over a block that is there."""
@@ -253,6 +283,7 @@ class CutWriter:
         """Remove one."""
         block = self._some_block()
         if block is not None and self._draw.random() < 0.5:
+            self._remove_first_name(block)
             block.disturbed_ns.append(time.monotonic_ns())
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(block))
@@ -333,6 +364,7 @@ class CutWriter:
             versions = (self._version,) * sectors_of(size_bytes)
         elif size_bytes is None:
             size_bytes = len(versions) * SECTOR_BYTES
+        self._remove_first_name(block)
         now_ns = time.monotonic_ns()
         if block.publications:
             block.disturbed_ns.append(now_ns)
