@@ -25,7 +25,7 @@ TESTS ?=
 .PHONY: help demo test test-connectors check proof deb lint connectors install-connectors system clean
 
 help:
-	@echo "make demo    mount a small pool, run a KV-shaped load on it, check every byte (a minute)"
+	@echo "make demo    a small pool beside a plain directory: checked, filled over, killed (two minutes)"
 	@echo "make demo CONNECTOR=lmcache"
 	@echo "             the same with LMCache's own code, beside a plain directory (a minute or two)"
 	@echo "make test    lint, types and all tests but the connectors'"

@@ -4,6 +4,7 @@ mkfs discards, which makes the backing file sparse, and writes to a sparse file 
 long. So both files are filled after mkfs and before the mount.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -149,6 +150,20 @@ def free_bytes(directory: str) -> int:
     """Return how many bytes the file system of *directory* can still take."""
     totals = os.statvfs(directory)
     return totals.f_bavail * totals.f_frsize
+
+
+@contextmanager
+def ballast(directory: str, room_bytes: int) -> Iterator[None]:
+    """Leave *room_bytes* free in a file system: a file without a name takes the rest of it."""
+    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        surplus_bytes = free_bytes(directory) - room_bytes
+        if surplus_bytes > 0:
+            with contextlib.suppress(OSError):  # if it cannot, this side has more room
+                os.posix_fallocate(fd, 0, surplus_bytes)
+        yield
+    finally:
+        os.close(fd)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from kvfs.cli.demo_overfill import image_bytes
 from kvfs.client.subprocesses import output_of, program_again, undisturbed
 from kvfs.core.errors import CommandError, ServeFailed, SourceBlank, SourceFull, SourceMissing
 from kvfs.core.sizes import format_size
@@ -26,18 +27,22 @@ PLACE_EXTRA_BYTES: Final = 512 << 20
 
 
 @contextmanager
-def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -> Iterator[Path]:
+def demo_pool(
+    source: str | None, data_bytes: int, *, beside: bool, keep: bool, quiet: bool
+) -> Iterator[Path]:
     """Yield the root of a new mount with space for *data_bytes*; unmount and remove it at the end.
 
+    *beside*: its parent has room for the same data and for an XFS of the pool's size, too.
     *source* must be blank, and is blank again afterwards. Raises the error of a command that fails,
     and SourceFull if no place has enough space.
     """
     capacity_bytes = int(data_bytes * CAPACITY_FACTOR) + CAPACITY_EXTRA_BYTES
-    directory, pool = _make(source, capacity_bytes, quiet=quiet)
+    more_bytes = PLACE_EXTRA_BYTES + (data_bytes + image_bytes(capacity_bytes) if beside else 0)
+    directory, pool = _make(source, capacity_bytes, more_bytes, quiet=quiet)
     mountpoint = directory / "kv"
     try:
         mountpoint.mkdir()
-        _kvfs("mount", pool, str(mountpoint), quiet=quiet)
+        run_kvfs("mount", pool, str(mountpoint), quiet=quiet)
         if not quiet:
             _show_data_path(mountpoint)
         yield mountpoint
@@ -55,20 +60,25 @@ def demo_pool(source: str | None, data_bytes: int, *, keep: bool, quiet: bool) -
         print(f"Kept: {pool} is mounted on {mountpoint}.")
 
 
-def _make(source: str | None, capacity_bytes: int, *, quiet: bool) -> tuple[Path, str]:
-    """Return a directory for the mountpoint and the source of a fresh pool."""
+def _make(
+    source: str | None, capacity_bytes: int, more_bytes: int, *, quiet: bool
+) -> tuple[Path, str]:
+    """Return a directory for the mountpoint and the source of a fresh pool.
+
+    The file system of the directory has room for *more_bytes* besides.
+    """
     refused: CommandError = SourceFull(
         f"no room for {format_size(capacity_bytes)} in any of {', '.join(PLACES)}"
     )
     for place in PLACES:
-        if source is None and not _has_room(place, capacity_bytes + PLACE_EXTRA_BYTES):
+        if source is None and not _has_room(place, capacity_bytes + more_bytes):
             continue
         directory = Path(tempfile.mkdtemp(prefix="kvfs-demo-", dir=place))
         try:
             pool = source or str(directory / "pool")
             if source is None:
                 os.mkdir(pool)
-            _kvfs("mkfs", pool, "--capacity", f"{capacity_bytes >> 20}M", quiet=quiet)
+            run_kvfs("mkfs", pool, "--capacity", f"{capacity_bytes >> 20}M", quiet=quiet)
         except CommandError as error:
             shutil.rmtree(directory)
             if source is not None:
@@ -86,9 +96,9 @@ def _remove(directory: Path, pool: str, *, keep: bool, quiet: bool) -> None:
     if keep:
         return
     if os.path.ismount(directory / "kv"):
-        _kvfs("umount", str(directory / "kv"), quiet=quiet)
+        run_kvfs("umount", str(directory / "kv"), quiet=quiet)
     with contextlib.suppress(SourceBlank, SourceMissing):  # it was destroyed already
-        _kvfs("destroy", pool, "--yes", quiet=quiet)
+        run_kvfs("destroy", pool, "--yes", quiet=quiet)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
 
@@ -102,20 +112,20 @@ def _has_room(place: str, needed_bytes: int) -> bool:
 
 
 def _show_data_path(mountpoint: Path) -> None:
-    status = json.loads(_kvfs("status", str(mountpoint), "--json", quiet=True))
-    _tell(f"Data path: {status['data_path']}; {status['data_path_reason']}")
+    status = json.loads(run_kvfs("status", str(mountpoint), "--json", quiet=True))
+    tell(f"Data path: {status['data_path']}; {status['data_path_reason']}")
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
     """Print *line*; if nobody can read it any more, the pool is to be removed all the same."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
 
 
-def _kvfs(*arguments: str, quiet: bool) -> str:
+def run_kvfs(*arguments: str, quiet: bool) -> str:
     """Run a kvfs command and return what it printed; show it as typed unless *quiet*."""
     if not quiet:
-        _tell(f"$ kvfs {shlex.join(arguments)}")
+        tell(f"$ kvfs {shlex.join(arguments)}")
     program, environment = program_again("kvfs.cli.main")
     done = output_of([*program, *arguments], environment)
     if done.returncode != 0:

@@ -164,7 +164,13 @@ def run(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         # Twice: the plain directory lies beside the pool, on the same file system.
         kv = stack.enter_context(
-            demo_pool(arguments.source, 2 * total_bytes, keep=False, quiet=arguments.json)
+            demo_pool(
+                arguments.source,
+                2 * total_bytes,
+                beside=False,
+                keep=False,
+                quiet=arguments.json,
+            )
         )
         places = {"kvfs": kv, "plain": kv.parent / "plain"}
         places["plain"].mkdir()

@@ -1,6 +1,5 @@
 """The sides of a replay: directories of equal room on a kvfs mount and beside a cleaner."""
 
-import contextlib
 import os
 import shutil
 import time
@@ -11,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
 from kvfs.bench.replay.cleaner import Habits, Script
 from kvfs.bench.self_made import (
+    ballast,
     check_room,
     fill_holes,
     folders,
@@ -92,7 +92,7 @@ def self_made(
             point = _new(str(points / device.rpartition("/")[2]))
             stack.callback(unmount, point)
             run_tool("mount", "-t", "xfs", *options, device, point)
-            stack.enter_context(_ballast(point, plan.room_bytes))
+            stack.enter_context(ballast(point, plan.room_bytes))
             directory = _new(f"{point}/blocks")
             script = stack.enter_context(Script(directory, plan.room_bytes, each, waits=waits))
             sides.append(ReplaySide(name, directory, device, None, script))
@@ -130,7 +130,7 @@ def on_mounts(mount: str, baseline: str, habits: Habits, *, waits: bool) -> Iter
             except OSError as error:
                 raise UsageError(f"{directory} cannot be created: {error.strerror}") from None
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        stack.enter_context(_ballast(baseline, room_bytes))
+        stack.enter_context(ballast(baseline, room_bytes))
         script = stack.enter_context(Script(directories[1], room_bytes, habits, waits=waits))
         fs_type = other.fs_type if other else "baseline"
         yield Sides(
@@ -151,20 +151,6 @@ def _kvfs_side(name: str, mountpoint: str, directory: str, room_bytes: int) -> R
         )
     daemon = Daemon(int(status["server_pid"]))
     return ReplaySide(name, directory, str(status["source"]), daemon, None)
-
-
-@contextmanager
-def _ballast(directory: str, room_bytes: int) -> Iterator[None]:
-    """Leave *room_bytes* free in a file system: a file without a name takes the rest of it."""
-    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
-    try:
-        surplus_bytes = free_bytes(directory) - room_bytes
-        if surplus_bytes > 0:
-            with contextlib.suppress(OSError):  # if it cannot, this side has more room
-                os.posix_fallocate(fd, 0, surplus_bytes)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _name(fs_type: str, habits: Habits) -> str:

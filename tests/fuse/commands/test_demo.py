@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.bench.overfill import Overfilled
+from kvfs.cli.demo_overfill import OverfilledSide, ServerStory, in_words
+from kvfs.cli.main import main
 from kvfs.core.errors import SourceForeign, UsageError, VerifyFailed
-from tests.support.mounts.mounting import COMMAND_WAIT_S, KVFS, ROOT, run_kvfs, workplace
+from tests.support.mounts.mounting import (
+    COMMAND_WAIT_S,
+    KVFS,
+    ROOT,
+    run_kvfs,
+    skip_without_mounts,
+    workplace,
+)
 
 FEW = ("--bytes", "24M")
 
@@ -90,10 +100,71 @@ def test_one_wrong_byte_on_a_mount_fails_the_demo(kv: Path) -> None:
 def test_demo_makes_and_removes_its_pool(place: Path) -> None:
     pool = place / "pool"
     pool.mkdir()
-    done = run_kvfs("demo", "--source", str(pool), "--json", *FEW)
+    done = run_kvfs("demo", "--source", str(pool), "--load-only", "--json", *FEW)
     total = json.loads(done.stdout)["total"]
     assert total["verified_bytes"] == total["loaded_bytes"] >= total["stored_bytes"] > 0
     assert not pool.exists() or os.listdir(pool) == []
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.needs_loop
+def test_the_demo_shows_what_a_plain_directory_does(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run on both: a pool that is filled over and over, its server killed, and an XFS."""
+    skip_without_mounts()
+    monkeypatch.setattr("kvfs.cli.demo_pool.PLACES", (str(place),))
+    assert main(["demo", "--json", "--bytes", "24M"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for way in ("stored", "loaded", "direct"):
+        assert told["total"]["to_plain"][way] > 0
+    kvfs, xfs, cleaned = told["overfilled"]["sides"]
+    assert (kvfs["name"], kvfs["refused"], kvfs["halves_left"]) == ("kvfs", 0, 0)
+    assert xfs["refused"] > 0 < xfs["halves_left"] > xfs["halves_final"] > 0
+    assert cleaned["deleted"] > 0 < cleaned["halves_left"]
+    assert kvfs["found"] / kvfs["asked"] > xfs["found"] / xfs["asked"]
+    story = told["overfilled"]["server"]
+    if not story["why_not"]:
+        assert story["killed"]
+        assert story["upgraded"]
+        assert story["longest_pause_s"] > 0
+    assert os.listdir(place) == []
+    assert str(place) not in Path("/proc/mounts").read_text()
+
+
+SIDES = [
+    OverfilledSide("kvfs", Overfilled(stored=700, asked=100, found=80), 5.0, 0, 0, None, 3.0),
+    OverfilledSide(
+        "XFS", Overfilled(stored=100, refused=600, asked=100, found=50), 5.0, 4, 2, None, 1.0
+    ),
+    OverfilledSide(
+        "XFS and a script", Overfilled(stored=700, asked=100, found=60, lost=7), 5.0, 4, 2, 90, 2.0
+    ),
+]
+
+
+def test_the_story_is_told_in_words() -> None:
+    told = list(in_words(SIDES, ServerStory(True, True, 0.25)))
+    assert told == [
+        "kvfs took 5.0 times what it has room for: no store was refused, no load was lost.",
+        "Its server was killed and upgraded meanwhile, and no call failed. The longest wait of a "
+        "call was 0.25 s.",
+        "XFS: 600 of 700 stores got ENOSPC, no load was lost, and 50 % of what was asked for again "
+        "was there, 80 % on kvfs.",
+        "XFS and a script, which deleted 90 blocks: no store was refused, 7 loads found gone what "
+        "a lookup had found, and 60 % of what was asked for again was there, 80 % on kvfs.",
+        "4 writers were killed half-way: kvfs shows none of their blocks, XFS 4 halves, 2 of them "
+        "under a final name, where a lookup finds it.",
+    ]
+
+
+def test_the_story_says_what_was_not_done() -> None:
+    """An old kernel lets no server take over, and a machine may have no loop device."""
+    told = list(in_words(SIDES[:1], ServerStory(False, False, None, "the kernel is too old")))
+    assert told[1:] == [
+        "Its server was not killed: the kernel is too old.",
+        "4 writers were killed half-way: kvfs shows none of their blocks.",
+    ]
 
 
 @pytest.mark.needs_fuse
@@ -101,7 +172,7 @@ def test_demo_runs_no_code_of_the_directory_that_it_is_called_in(place: Path) ->
     (place / "trio.py").write_text("raise SystemExit(99)")
     pool = place / "pool"
     pool.mkdir()
-    command = [*KVFS[:1], "-P", *KVFS[1:], "demo", "--source", str(pool), *FEW]
+    command = [*KVFS[:1], "-P", *KVFS[1:], "demo", "--source", str(pool), "--load-only", *FEW]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=place, env=environment, capture_output=True, text=True, check=False
@@ -165,7 +236,7 @@ def test_a_demo_that_is_interrupted_while_it_cleans_up_leaves_nothing(
     """Ctrl-C reaches the command that it runs, too; and who sees no end presses it again."""
     pool = place / "pool"
     pool.mkdir()
-    command = [*KVFS, "demo", "--source", str(pool), *FEW]
+    command = [*KVFS, "demo", "--source", str(pool), "--load-only", *FEW]
     with subprocess.Popen(
         command,
         cwd=ROOT,

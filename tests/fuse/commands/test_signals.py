@@ -118,7 +118,7 @@ def test_a_demo_that_is_to_outlive_its_terminal_does(places: tuple[Path, Path]) 
     """As after nohup."""
     skip_without_mounts()
     pool, temporary = places
-    demo = shlex.join([*KVFS, "demo", "--source", str(pool), "--bytes", "24M"])
+    demo = shlex.join([*KVFS, "demo", "--source", str(pool), "--load-only", "--bytes", "24M"])
     script = f"trap '' HUP; echo ready; exec {demo} >{temporary.parent}/said 2>&1"
     with OnTerminal(["sh", "-c", script], {"TMPDIR": str(temporary)}) as terminal:
         seen(terminal, "ready")
