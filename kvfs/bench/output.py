@@ -6,7 +6,7 @@ job, a dot for each pair, and a bar at the median.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +19,11 @@ from rich.table import Table
 
 from kvfs.bench.results import DaemonCost, JobResult, JobRuns, Spread, daemon_costs, summarise
 from kvfs.core.errors import CommandError, UsageError
+from kvfs.core.sizes import MIB
 
 _STDOUT: Final = "-"
 #: Width of the tables: on a narrower terminal lines wrap, but no digit is cut off.
-_COLUMNS: Final = 104
+_COLUMNS: Final = 80
 #: Goes up when a field changes its meaning or is removed.
 REPORT_FORMAT: Final = 1
 #: The picture: widths and heights in pixels, and the step of its grid.
@@ -66,13 +67,15 @@ class Screen:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.completed}} of {{task.total}} {steps}"),
+            TextColumn("{task.completed} of {task.total} {task.fields[unit]}"),
             TimeRemainingColumn(),
             console=self._notes,
             transient=True,
             disable=not self._notes.is_terminal,
         )
         self._task = TaskID(0)
+        self._steps = steps
+        self._filling: TaskID | None = None
 
     def __enter__(self) -> Self:
         for path in self._paths:
@@ -95,8 +98,20 @@ class Screen:
         """Start a progress bar for *what*, in place of the one before."""
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        self._task = self._progress.add_task(what, total=total)
+        self._task = self._progress.add_task(what, total=total, unit=self._steps)
         self._progress.start()
+
+    def fill(self, filled_bytes: int, total_bytes: int) -> None:
+        """Show how much of the devices is filled, beside the bar that is there."""
+        done, total = filled_bytes // MIB, total_bytes // MIB
+        if self._filling is None:
+            what = "filling the devices"
+            self._filling = self._progress.add_task(what, total=total, unit="MiB")
+            self._progress.start()
+        self._progress.update(self._filling, completed=done, total=total)
+        if filled_bytes >= total_bytes:
+            self._progress.remove_task(self._filling)
+            self._filling = None
 
     def count(self, steps: int = 1) -> None:
         """Count *steps* more."""
@@ -106,9 +121,11 @@ class Screen:
         """Name what runs now."""
         self._progress.update(self._task, description=what)
 
-    def show_table(self, table: Table) -> None:
-        """Print *table*."""
+    def show_table(self, table: Table, words: Iterable[str] = ()) -> None:
+        """Print *table*, and what it comes to in *words*, a sentence a line."""
         self._tables.print(table)
+        for sentence in words:
+            self._tables.print(f"- {sentence}")
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """End the progress, and write *report* to the JSON file if one was asked for."""
@@ -210,7 +227,7 @@ def row_of(result: JobResult) -> ResultRow:
         baseline=f"{_digits(comparison.baseline.median)} {result.unit}",
         kvfs=f"{_digits(comparison.kvfs.median)} {result.unit}",
         ratio=f"{ratio.median:.2f}",
-        spread=f"{ratio.lower_quarter:.2f} - {ratio.upper_quarter:.2f}",
+        spread=f"{ratio.lower_quarter:.2f}-{ratio.upper_quarter:.2f}",
         goal=f"{goal.at_least:.2f}" if goal else "",
         daemon=f"{result.daemon_us.median:.1f} us" if result.daemon_us else "",
     )
@@ -219,9 +236,10 @@ def row_of(result: JobResult) -> ResultRow:
 def results_table(results: Sequence[JobResult], baseline_name: str) -> Table:
     """Return the table of all *results*; *baseline_name* heads the baseline's column."""
     title = "Medians; the ratio is kvfs over the baseline, pair by pair"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("job", no_wrap=True)
-    for heading in (baseline_name, "kvfs", "ratio", "middle half", "goal", "daemon CPU/op"):
+    headings = (baseline_name, "kvfs", "ratio", "middle\nhalf", "goal", "CPU/op")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         row = row_of(result)

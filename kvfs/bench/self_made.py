@@ -32,6 +32,10 @@ _SPARE_BYTES: Final = 2 << 30
 _STOP_WAIT_S: Final = 10
 
 
+#: Told how many bytes are filled, and how many are to be.
+Filled = Callable[[int, int], None]
+
+
 class Places(NamedTuple):
     """Where both sides are mounted."""
 
@@ -41,17 +45,21 @@ class Places(NamedTuple):
 
 @contextmanager
 def self_made(
-    size_bytes: int, backing: str, data_path: str, say: Callable[[str], None]
+    size_bytes: int,
+    backing: str,
+    data_path: str,
+    say: Callable[[str], None],
+    filled: Filled | None = None,
 ) -> Iterator[Places]:
     """Yield both mounts, each on a device of *size_bytes* whose bytes lie in *backing*.
 
     Everything is taken down again, however this is left. *say* is called before each step, as steps
-    take seconds. Raises ``NotRoot``, ``ToolMissing``, ``UsageError`` if memory or disk is too
-    small, and ``BenchFailed`` if a step fails.
+    take seconds, and *filled* during the longest. Raises ``NotRoot``, ``ToolMissing``,
+    ``UsageError`` if memory or disk is too small, and ``BenchFailed`` if a step fails.
     """
     check_room(2 * size_bytes, backing)
     with torn_down() as stack:
-        yield _make(stack, size_bytes, backing, data_path, say)
+        yield _make(stack, size_bytes, backing, data_path, say, filled)
 
 
 @contextmanager
@@ -79,7 +87,12 @@ def folders(stack: ExitStack, backing: str) -> tuple[Path, Path]:
 
 
 def _make(
-    stack: ExitStack, size_bytes: int, backing: str, data_path: str, say: Callable[[str], None]
+    stack: ExitStack,
+    size_bytes: int,
+    backing: str,
+    data_path: str,
+    say: Callable[[str], None],
+    filled: Filled | None,
 ) -> Places:
     images, points = folders(stack, backing)
     places = Places(str(points / "xfs"), str(points / "kvfs"))
@@ -92,15 +105,17 @@ def _make(
     run_tool("mkfs.xfs", "-q", baseline_device)
     run_tool(*KVFS, "mkfs", kvfs_device)
     say("filling their backing files")
-    fill_holes(images / "xfs", images / "kvfs")
+    fill_holes(images / "xfs", images / "kvfs", filled=filled)
     stack.callback(unmount, places.baseline)
     run_tool("mount", "-t", "xfs", baseline_device, places.baseline)
     stack.enter_context(kvfs_mount(kvfs_device, places.mount, data_path, say))
     return places
 
 
-def fill_holes(*images: Path) -> None:
+def fill_holes(*images: Path, filled: Filled | None = None) -> None:
     """Write zeros into every hole of the files *images*, which does not change their content.
+
+    *filled* is told after each piece how many bytes of all are done, and how many they are.
 
     They are filled in turns, piece by piece, so that each gets the same mix of memory. Filled one
     after the other, two equal devices differed by a third in O_DIRECT reads.
@@ -109,8 +124,11 @@ def fill_holes(*images: Path) -> None:
         files = [stack.enter_context(open(image, "r+b", buffering=0)) for image in images]
         sizes_bytes = [os.fstat(file.fileno()).st_size for file in files]
         for start in range(0, max(sizes_bytes), len(_ZEROS)):
+            end = start + len(_ZEROS)
             for file, size_bytes in zip(files, sizes_bytes, strict=True):
-                _fill_piece(file.fileno(), start, min(start + len(_ZEROS), size_bytes))
+                _fill_piece(file.fileno(), start, min(end, size_bytes))
+            if filled is not None:
+                filled(sum(min(end, size_bytes) for size_bytes in sizes_bytes), sum(sizes_bytes))
 
 
 def _fill_piece(fd: int, start: int, stop: int) -> None:
@@ -138,12 +156,17 @@ def check_room(devices_bytes: int, backing: str, flag: str = "--device-size") ->
     if not os.path.isdir(backing):
         raise UsageError(f"{backing} is not a directory")
     need_bytes = devices_bytes + _SPARE_BYTES
-    have_bytes = min(free_bytes(backing), available_memory_bytes() or 0)
+    have_bytes = room_for_devices(backing) + _SPARE_BYTES
     if have_bytes < need_bytes:
         raise UsageError(
             f"the devices need {format_size(need_bytes)} of memory and of space in {backing}, "
             f"only {format_size(have_bytes)} is available: choose a smaller {flag}"
         )
+
+
+def room_for_devices(backing: str) -> int:
+    """Return how many bytes of devices *backing* and the memory have room for; may be negative."""
+    return min(free_bytes(backing), available_memory_bytes() or 0) - _SPARE_BYTES
 
 
 def free_bytes(directory: str) -> int:

@@ -127,7 +127,7 @@ def _one_set_up(
         if makes_both(args, "bench"):
             device_bytes = size_of(args.device_size, "--device-size") or 0
             places = stack.enter_context(
-                self_made(device_bytes, args.backing, args.data_path, output.say)
+                self_made(device_bytes, args.backing, args.data_path, output.say, output.fill)
             )
         else:
             places = Places(args.baseline, args.mount)

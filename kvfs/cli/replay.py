@@ -55,7 +55,11 @@ def configure(subparsers: "Subparsers") -> None:
         help="sizes of the cache, in percent of the trace's blocks (default 2%%,5%%,10%%); with "
         "--mount the blocks are scaled to fit",
     )
-    add("--block-size", metavar="SIZE", help="default 64K; with --mount instead of --blocks-share")
+    add(
+        "--block-size",
+        metavar="SIZE",
+        help="default 1M, less if the memory has no room; with --mount instead of --blocks-share",
+    )
     add("--requests", metavar="N", type=int, help="only the first N of the trace")
     add("--clients", metavar="N", type=int, default=1, help=f"prompts served at once {default}")
     add(
@@ -226,56 +230,72 @@ def _rounds(
     screen: "Screen",
 ) -> "list[Round]":
     """Run a round for each size of the cache; show each as soon as it is there."""
-    from kvfs.bench.replay.report import Round, round_table
+    from kvfs.bench.replay.report import Round, in_words, round_table
     from kvfs.bench.replay.run import replay
 
     rounds = []
     fixed = not args.self_contained and args.block_size is not None
-    for percent in [0.0] if fixed else _shares(args.blocks_share or "2%,5%,10%"):
+    shares = [0.0] if fixed else _shares(args.blocks_share or "2%,5%,10%")
+    for percent in shares:
         with ExitStack() as stack:
             enter = _self_made if args.self_contained else _on_mounts
-            sides, block_bytes = enter(args, percent * facts.blocks / 100, habits, screen, stack)
+            blocks = [each * facts.blocks / 100 for each in (percent, max(shares))]
+            sides, block_bytes = enter(args, blocks, habits, screen, stack)
             share = 100 * sides.room_bytes / block_bytes / facts.blocks
             screen.begin(len(plan.requests) * len(sides.sides), f"{share:.3g} %")
             results = replay(sides, plan._replace(block_bytes=block_bytes), screen.count)
             rounds.append(Round(share, block_bytes, sides.room_bytes, results))
-            screen.show_table(round_table(rounds[-1], facts))
+            screen.show_table(round_table(rounds[-1], facts), in_words(rounds[-1]))
     return rounds
 
 
 def _self_made(
     args: argparse.Namespace,
-    blocks: float,
+    blocks: "list[float]",
     habits: "list[Habits]",
     screen: "Screen",
     stack: ExitStack,
 ) -> "tuple[Sides, int]":
-    """Make sides with room for *blocks*; return them and the bytes of a block."""
-    from kvfs.bench.replay.sides import SelfMade, self_made
+    """Make sides with room for *blocks*: now, and at most in any round.
 
-    block_bytes = _aligned(size_of(args.block_size, "--block-size") or _BLOCK_MIN_BYTES)
-    room_bytes = int(blocks) * block_bytes
-    _check_room(room_bytes, block_bytes, "--blocks-share")
+    Returns them and the bytes of a block, the same in all rounds.
+    """
+    from kvfs.bench.replay.sides import BLOCK_BYTES, SelfMade, block_bytes_for, self_made
+
     policies = _policies(args.eviction)
+    now, most = map(int, blocks)
+    if args.block_size:
+        block_bytes = _aligned(size_of(args.block_size, "--block-size") or 0)
+    else:
+        block_bytes = block_bytes_for(most, len(policies) + len(habits), args.backing)
+        block_bytes = max(_BLOCK_MIN_BYTES, block_bytes)
+        if block_bytes < BLOCK_BYTES:
+            screen.say(
+                f"blocks of {format_size(block_bytes)}: there is no room for "
+                f"{format_size(BLOCK_BYTES)}"
+            )
+    room_bytes = now * block_bytes
+    _check_room(room_bytes, block_bytes, "--blocks-share")
     made = SelfMade(room_bytes, args.backing, policies, args.baseline_options, args.data_path)
     waits = args.speed == _AS_FAST
-    return stack.enter_context(self_made(made, habits, waits=waits, say=screen.say)), block_bytes
+    sides = self_made(made, habits, waits=waits, say=screen.say, filled=screen.fill)
+    return stack.enter_context(sides), block_bytes
 
 
 def _on_mounts(
     args: argparse.Namespace,
-    blocks: float,
+    blocks: "list[float]",
     habits: "list[Habits]",
     screen: "Screen",
     stack: ExitStack,
 ) -> "tuple[Sides, int]":
-    """Use the user's mounts; return them and a block's bytes: the flag's, or so *blocks* fit."""
+    """Use the user's mounts; return them and a block's bytes: the flag's, or so blocks fit now."""
     from kvfs.bench.replay.sides import on_mounts
 
     waits = args.speed == _AS_FAST
     sides = stack.enter_context(on_mounts(args.mount, args.baseline, habits[0], waits=waits))
     given_bytes = size_of(args.block_size, "--block-size")
-    block_bytes = _aligned(given_bytes or int(sides.room_bytes / blocks))
+    block_bytes = _aligned(given_bytes or int(sides.room_bytes / blocks[0]))
     _check_room(sides.room_bytes, block_bytes, args.mount)
     screen.say(
         f"blocks of {format_size(block_bytes)}, room for {format_size(sides.room_bytes)} on each"

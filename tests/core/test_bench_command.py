@@ -251,6 +251,9 @@ def test_filling_holes_keeps_the_bytes_and_allocates_the_rest(tmp_path: Path) ->
             file.truncate(size_bytes)
         assert image.stat().st_blocks * 512 < size_bytes
     before = [image.read_bytes() for image in images]
-    fill_holes(*images)
+    steps = list[tuple[int, int]]()
+    fill_holes(*images, filled=lambda *step: steps.append(step))
+    assert [done for done, _ in steps] == [8 << 20, 13 << 20, 14 << 20]
+    assert {total for _, total in steps} == {14 << 20}
     assert [image.read_bytes() for image in images] == before
     assert all(image.stat().st_blocks * 512 >= image.stat().st_size for image in images)

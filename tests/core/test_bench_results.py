@@ -1,12 +1,14 @@
 """From runs to figures, and from figures to the table, the report and the picture."""
 
+import io
 import json
 import xml.etree.ElementTree as ET
 
 import pytest
+from rich.console import Console
 
 from kvfs.bench.jobs import Job, JobKind, Mode, Work
-from kvfs.bench.output import build_report, plot, row_of
+from kvfs.bench.output import build_report, plot, results_table, row_of
 from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
 from kvfs.core.sizes import MIB
 
@@ -71,10 +73,20 @@ def test_a_row_says_it_all() -> None:
         "4.19 GB/s",
         "2.10 GB/s",
         "0.50",
-        "0.50 - 0.50",
+        "0.50-0.50",
         "0.45",
         "200.0 us",
     )
+
+
+def test_the_table_fits_80_columns() -> None:
+    """With the longest job and the largest figures."""
+    wide = Job(JobKind.STORE, 2, 17_989_632, Mode.BUFFERED)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(results_table([result_of(wide, 0.02, 0.02, 1.0)], "btrfs"))
+    shown = [line.rstrip() for line in console.export_text().splitlines()]
+    assert any(line.startswith(wide.name) and line.endswith("us") for line in shown)
+    assert max(map(len, shown)) <= 80
 
 
 def test_the_report_is_json_with_every_pair() -> None:

@@ -1,12 +1,14 @@
 """What a replay computes from what it counted: first tokens, percentiles, bytes written, facts."""
 
+import io
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvfs.bench.replay.first_token import Model
-from kvfs.bench.replay.report import Round, build_report, facts_of, round_table
+from kvfs.bench.replay.report import Round, build_report, facts_of, in_words, round_table
 from kvfs.bench.replay.run import (
     Percentiles,
     ReplayCounts,
@@ -80,8 +82,8 @@ def test_the_facts_of_a_trace_without_reuse() -> None:
 def test_table_and_report_say_what_was_counted() -> None:
     tally = ReplayCounts(asked=8, hits=2, stored=5, refused=1, prompts=[ServedPrompt(5, 2, 3)])
     times = Percentiles(0.001, 0.002, 0.0015)
-    side = SideResult("XFS, cleaned every 1 s", tally, times, times, times, None, 1, 2, 3, 4)
-    written = side._replace(name="kvfs, lru", written_bytes=5_000_000_000)
+    side = SideResult("XFS, cleaned every 1 s", tally, times, times, times, None, 1, 2, 3, 4, 4)
+    written = side._replace(name="kvfs, lru", written_bytes=5_000_000_000, halves_left=0)
     facts = facts_of([Request(0, 5, (1, 2))], PLAIN)
     each = Round(50, 65536, 65536, [side, written])
     report = build_report([each], facts, PLAIN, {"clients": 1})
@@ -94,6 +96,38 @@ def test_table_and_report_say_what_was_counted() -> None:
     assert cells[1] == ["25.00 %", "25.00 %", "0 %"]
     assert cells[2][0] == "1000 us\n2000 us"
     assert cells[5][:2] == ["-", "5.00 GB"]
+
+
+def test_what_a_round_comes_to_is_said_in_words() -> None:
+    times = Percentiles(0.001, 0.002, 0.0015)
+    poor = ReplayCounts(asked=1000, hits=200, stored=5, refused=1200, lost=3)
+    good = ReplayCounts(asked=1000, hits=276, stored=9)
+    xfs = SideResult("XFS, cleaned every 60 s", poor, times, times, times, None, 1, 2, 3, 4, 4)
+    kvfs = SideResult("kvfs, lru", good, times, times, times, None, 1, 2, None, 4, 0)
+    assert list(in_words(Round(5, 1 << 20, 1 << 30, [kvfs, xfs]))) == [
+        "kvfs, lru: 27.6 % found, no store refused, no load lost, no half block of 4 killed "
+        "writers.",
+        "XFS, cleaned every 60 s: 20.0 % found (7.6 points below the best), 1,200 of 1,205 stores "
+        "refused (ENOSPC), 3 loads lost: the block went after its lookup, 4 half blocks of 4 "
+        "killed writers.",
+    ]
+
+
+def test_the_table_fits_80_columns() -> None:
+    """Of the largest figures of a long run."""
+    slow = Percentiles(0.00999, 12.3, 5)
+    tally = ReplayCounts(asked=10**6, hits=10**6, refused=999_999, lost=99_999)
+    names = ("kvfs, adaptive", "XFS, cleaned every 3600 s")
+    sides = [
+        SideResult(name, tally, slow, slow, slow, 999 * 10**9, 9999.9, 9999.9, 1, 1.0, 0)
+        for name in names
+    ]
+    facts = facts_of([Request(0, 5, (1, 2))], PLAIN)._replace(blocks=10**7)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(round_table(Round(33.3, 1 << 20, 1 << 44, sides), facts))
+    shown = console.export_text().splitlines()
+    assert max(len(line.rstrip()) for line in shown) <= 80
+    assert any("12300.0 ms" in line for line in shown)
 
 
 def test_a_device_counts_what_its_file_system_writes(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """The results of a replay as a table and as JSON; docs/performance.md has the keys. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from rich import box
 from rich.table import Table
 
 from kvfs.bench.replay.first_token import Model
-from kvfs.bench.replay.run import Percentiles, SideResult, percentiles
+from kvfs.bench.replay.run import HALF_WRITERS, Percentiles, SideResult, percentiles
 from kvfs.bench.replay.trace import Request, footprint
 from kvfs.core.sizes import format_size
 
 #: Goes up when a key changes its meaning or is removed.
 REPORT_FORMAT: Final = 1
+#: Hit rates that differ by less than half of it are shown as equal.
+_POINT: Final = 0.001
+#: From here on a time is shown in ms, so that the table keeps its width.
+_LONG_S: Final = 0.01
 
 
 class TraceFacts(NamedTuple):
@@ -56,32 +60,35 @@ def facts_of(requests: Sequence[Request], model: Model) -> TraceFacts:
 
 
 def round_table(each: Round, facts: TraceFacts) -> Table:
-    """Return a table with two lines for each side, and one for a machine without a cache."""
+    """Return a table with two lines for each side, and one for a machine without a cache.
+
+    It fits 80 columns.
+    """
     table = Table(
         title=f"{each.share:.3g} % of {facts.blocks:,} blocks of {format_size(each.block_bytes)}: "
         f"room for {format_size(each.room_bytes)}",
-        caption=f"The best hit rate of any cache is {100 * facts.best_hit_rate:.1f} %. Lost: a "
-        "block went between lookup and load.",
+        caption=f"The best hit rate of any cache is {100 * facts.best_hit_rate:.1f} %. The time to "
+        "the first token is by the model.",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         show_lines=True,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
+        padding=0,
     )
     table.add_column("", no_wrap=True)
     for heading in (
         "hit rate",
         "load p50\np99",
         "store p50\np99",
-        "first token\nby the model",
+        "first\ntoken",
         "written",
-        "CPU: server\nclients",
+        "CPU server\nclients",
         "refused\nlost",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for side in each.sides:
         tally = side.tally
         table.add_row(
-            side.name.replace(", ", "\n"),
+            side.name.replace(", cleaned ", "\n").replace(", ", "\n"),
             f"{100 * tally.hit_rate:.2f} %",
             _both(side.load_s),
             _both(side.store_s),
@@ -94,8 +101,36 @@ def round_table(each: Round, facts: TraceFacts) -> Table:
     return table
 
 
+def in_words(each: Round) -> Iterator[str]:
+    """Yield a sentence for each side: what it found, and what it cost an engine otherwise."""
+    best = max(side.tally.hit_rate for side in each.sides)
+    for side in each.sides:
+        tally = side.tally
+        rate = f"{100 * tally.hit_rate:.1f} % found"
+        if best - tally.hit_rate >= _POINT / 2:
+            rate += f" ({100 * (best - tally.hit_rate):.1f} points below the best)"
+        stores = tally.stored + tally.refused
+        parts = [
+            rate,
+            f"{tally.refused:,} of {stores:,} stores refused (ENOSPC)"
+            if tally.refused
+            else "no store refused",
+            f"{tally.lost:,} loads lost: the block went after its lookup"
+            if tally.lost
+            else "no load lost",
+            f"{side.halves_left} half blocks of {HALF_WRITERS} killed writers"
+            if side.halves_left
+            else f"no half block of {HALF_WRITERS} killed writers",
+        ]
+        yield f"{side.name}: {', '.join(parts)}."
+
+
 def _both(times_s: Percentiles) -> str:
-    return f"{1e6 * times_s.p50:.0f} us\n{1e6 * times_s.p99:.0f} us"
+    return f"{_time(times_s.p50)}\n{_time(times_s.p99)}"
+
+
+def _time(time_s: float) -> str:
+    return f"{1e6 * time_s:.0f} us" if time_s < _LONG_S else f"{1e3 * time_s:.1f} ms"
 
 
 def build_report(
@@ -138,4 +173,5 @@ def _side(side: SideResult) -> dict[str, Any]:
         "server_cpu_s": side.server_cpu_s,
         "clients_cpu_s": side.clients_cpu_s,
         "elapsed_s": side.elapsed_s,
+        "halves_left": side.halves_left,
     }

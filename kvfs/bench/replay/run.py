@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.crew import Workers, hear, tell
+from kvfs.bench.killed_writers import halves_left
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.sides import ReplaySide, Sides
 from kvfs.bench.replay.trace import Request
@@ -26,6 +28,8 @@ _TURN: Final = 200
 
 
 _CLIENT = "kvfs.bench.replay.client"
+#: Writers that are killed half-way when the trace is over, half of them under a temporary name.
+HALF_WRITERS: Final = 4
 
 
 class ReplayPlan(NamedTuple):
@@ -170,6 +174,8 @@ class SideResult(NamedTuple):
     clients_cpu_s: float
     deleted: int | None
     elapsed_s: float
+    #: What a reader finds of the blocks of HALF_WRITERS that were killed half-way.
+    halves_left: int
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
@@ -264,4 +270,10 @@ def _result(
         clients_cpu_s=tally.clients_cpu_ns / 1e9,
         deleted=side.script.deleted if side.script else None,
         elapsed_s=elapsed_s,
+        halves_left=_halves_left(side.directory, plan.block_bytes),
     )
+
+
+def _halves_left(directory: str, block_bytes: int) -> int:
+    names = [f"{directory}/half-{n}.{'data' if n % 2 else 'tmp'}" for n in range(HALF_WRITERS)]
+    return len(halves_left([Path(name) for name in names], block_bytes // 2))

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
 from kvfs.bench.replay.cleaner import Habits, Script
 from kvfs.bench.self_made import (
+    Filled,
     ballast,
     check_room,
     fill_holes,
@@ -17,17 +18,21 @@ from kvfs.bench.self_made import (
     free_bytes,
     kvfs_mount,
     loop_device,
+    room_for_devices,
     run_tool,
     torn_down,
     unmount,
 )
 from kvfs.core.errors import BenchFailed, NotMounted, UsageError
 from kvfs.core.sizes import MIB, format_size
+from kvfs.core.types import PAGE_BYTES
 from kvfs.machine.mount_table import FS_TYPE, mount_of
 
 #: What a device needs besides the room for blocks: a journal, an index, and a share for the rest.
 _DEVICE_EXTRA_BYTES: Final = 320 * MIB
 _DEVICE_SHARE: Final = 1.06
+#: The usual block of a model that is spread over GPUs, and what most connectors store at least.
+BLOCK_BYTES: Final = MIB
 
 
 class ReplaySide(NamedTuple):
@@ -57,13 +62,28 @@ class SelfMade(NamedTuple):
     data_path: str
 
 
+def block_bytes_for(blocks: int, sides: int, backing: str) -> int:
+    """Return the size of a block when *blocks* of them are to fit on each of *sides* devices.
+
+    That is BLOCK_BYTES, or less if *backing* and the memory have no room for so much.
+    """
+    device_bytes = room_for_devices(backing) // sides - _DEVICE_EXTRA_BYTES
+    most_bytes = int(max(0, device_bytes) / _DEVICE_SHARE / max(1, blocks))
+    return min(BLOCK_BYTES, most_bytes // PAGE_BYTES * PAGE_BYTES)
+
+
 @contextmanager
 def self_made(
-    plan: SelfMade, habits: Sequence[Habits], *, waits: bool, say: Callable[[str], None]
+    plan: SelfMade,
+    habits: Sequence[Habits],
+    *,
+    waits: bool,
+    say: Callable[[str], None],
+    filled: Filled,
 ) -> Iterator[Sides]:
     """Yield new pools and XFS file systems on equal loop devices, taken down again afterwards.
 
-    Raises what ``kvfs.bench.self_made`` raises.
+    *say* and *filled* are told what happens. Raises what ``kvfs.bench.self_made`` raises.
     """
     device_bytes = int(plan.room_bytes * _DEVICE_SHARE) + _DEVICE_EXTRA_BYTES
     pools = [f"kvfs, {policy}" for policy in plan.policies]
@@ -80,7 +100,7 @@ def self_made(
             run_tool(*KVFS, "mkfs", device)
         for device in devices[len(pools) :]:
             run_tool("mkfs.xfs", "-q", device)
-        fill_holes(*files)
+        fill_holes(*files, filled=filled)
         sides = []
         for name, policy, device in zip(pools, plan.policies, devices, strict=False):
             point = _new(str(points / device.rpartition("/")[2]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvfs.bench.output import Screen
 from kvfs.cli.follow import progress_bar
 from kvfs.cli.main import main
 from kvfs.core.errors import SeriousFindings
@@ -106,3 +107,26 @@ def test_a_bar_is_drawn_on_a_terminal_only(
         with progress_bar("checking", counted=counted) as show:
             show(1, 2, text)
         assert drawn in capsys.readouterr().err
+
+
+def test_filling_devices_has_a_bar_beside_that_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `kvfs bench` and `kvfs replay`: it takes as long as many a step that is shown."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Screen(None, steps="prompts") as screen:
+        screen.begin(7)
+        screen.fill(4 << 20, 9 << 20)
+    shown = capsys.readouterr().err
+    assert "filling the devices" in shown
+    assert "4 of 9 MiB" in shown
+    assert "0 of 7 prompts" in shown
+    with Screen(None, steps="prompts") as screen:
+        screen.begin(7)
+        screen.fill(4 << 20, 9 << 20)
+        screen.fill(9 << 20, 9 << 20)
+        capsys.readouterr()
+        screen.count()
+    assert "filling" not in capsys.readouterr().err
