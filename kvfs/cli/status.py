@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
-from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, table_lines
+from kvfs.cli.tables import Column, columns_for_tables, table_lines
 from kvfs.client.servers import answers_and_dead, complaint, not_here, status_of
 from kvfs.core.errors import NotMounted
 from kvfs.core.shown_names import printable
@@ -18,8 +18,8 @@ from kvfs.machine.mount_table import kvfs_at
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
 
-#: Least width of the list; in it a long mountpoint is wrapped, and no figure is cut off.
-_LIST_COLUMNS: Final = 100
+#: Narrower terminals have no room for a figure with its name.
+_COLUMNS_MIN: Final = 20
 #: Counters of what went wrong; ``kvfs doctor`` says what to do.
 _WRONG: Final = (
     "lost_blocks",
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.all:
         _print_in_full(served)
     elif served:
-        for line in list_of(served, columns_for_tables(_LIST_COLUMNS)):
+        for line in list_of(served, columns_for_tables(_COLUMNS_MIN)):
             print(line)
     for status in served:  # its server lives, but its mount is not visible here
         mountpoint = str(status["mountpoint"])
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_in_full(statuses: list[dict[str, Any]]) -> None:
     from kvfs.cli.status_table import tables
 
-    width = columns_for_tables(LEAST_COLUMNS)
+    width = columns_for_tables(_COLUMNS_MIN)
     for status in statuses:
         for lines in tables(status, width):
             print(*lines, sep="\n", end="\n\n")
@@ -98,9 +98,9 @@ def _print_in_full(statuses: list[dict[str, Any]]) -> None:
 def list_of(statuses: Iterable[Mapping[str, Any]], columns: int) -> Iterator[str]:
     """Yield the lines of the mounts with *statuses*; a long mountpoint takes several.
 
-    No figure is cut off, so a line may be longer than *columns*.
+    No figure is cut off: if *columns* are too few, they stand one below another.
     """
-    yield from table_lines(_COLUMNS, map(_row, statuses), columns)
+    yield from table_lines(_COLUMNS, map(_row, statuses), columns, stacks=True)
 
 
 def _row(status: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ come last, under their own names.
 """
 
 from collections.abc import Iterator, Mapping
+from textwrap import wrap
 from typing import Any, Final
 
 from kvfs.cli.tables import Column, headed, shown_time, table_lines
@@ -113,8 +114,9 @@ _IDS: Final = (
 
 #: The same for all sections, so that their second columns are aligned.
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
-#: Length of the bar for a hit rate of 100 %.
+#: Length of the bar for a hit rate of 100 %, and what stands before it.
 _BAR_COLUMNS: Final = 40
+_BEFORE_BAR_COLUMNS: Final = 26
 
 
 def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
@@ -146,7 +148,8 @@ def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
 
 def _lines(heading: str, rows: list[tuple[str, str]], width: int) -> Iterator[str]:
     yield headed(printable(heading))
-    yield from table_lines((Column(least=_LABEL_WIDTH), Column(folds=True)), rows, width)
+    columns = (Column(least=_LABEL_WIDTH), Column(folds=True))
+    yield from table_lines(columns, rows, width, stacks=True)
 
 
 def _shown(name: str, value: object) -> str:
@@ -210,13 +213,14 @@ def cache_rows(cache: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def curve_lines(cache: Mapping[str, Any], width: int) -> Iterator[str]:
     """Yield the hit rates of pools of other sizes: a line with a bar for each."""
-    yield headed("Hit rate at other sizes of the pool (estimated)")
+    yield from map(headed, wrap("Hit rate at other sizes of the pool (estimated)", width))
+    bar_columns = max(1, min(_BAR_COLUMNS, width - _BEFORE_BAR_COLUMNS))
     rows = [
         (
             f"{point['factor']:g} x",
             format_size(point["capacity_bytes"]),
             shown_rate(point["hit_rate"]),
-            "#" * round(point["hit_rate"] * _BAR_COLUMNS) or ".",
+            "#" * round(point["hit_rate"] * bar_columns) or ".",
         )
         for point in cache["curve"]
     ]
@@ -263,6 +267,6 @@ def _tally_lines(heading: str, tallies: Mapping[str, Any], width: int) -> Iterat
         )
         for name, each in tallies.items()
     )
-    first, *others = table_lines(columns, rows, width)
+    first, *others = table_lines(columns, rows, width, stacks=True)
     yield headed(first)
     yield from others

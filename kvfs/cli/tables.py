@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
+from textwrap import wrap
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class Column(NamedTuple):
 
 
 def table_lines(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, *, stacks: bool = False
 ) -> Iterator[str]:
     """Yield the lines of a table, the headings first if there are any.
 
     A cell may have several lines. Only cells of columns that fold are broken, so that a line may be
-    longer than *width* characters.
+    longer than *width* characters. If it *stacks*, cells then stand one below another instead.
     """
+    rows = list(rows)
     cells = [[cell.split("\n") for cell in row] for row in rows]
     if any(column.heading for column in columns):
         cells.insert(0, [[column.heading] for column in columns])
@@ -67,9 +69,16 @@ def table_lines(
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     for number, column in enumerate(columns):
         if column.folds and over > 0:
-            folded = max(widths[number] - over, len(column.heading), _FOLDED_LEAST)
+            # Names may be broken beside figures; in what one reads, words stay whole.
+            words = [len(word) for row in cells for word in " ".join(row[number]).split()]
+            whole = max(words, default=0) if stacks and not column.heading else 0
+            folded = max(widths[number] - over, len(column.heading), _FOLDED_LEAST, whole)
+            folded = min(folded, widths[number])
             over -= widths[number] - folded
             widths[number] = folded
+    if over > 0 and stacks:
+        yield from _one_below_another(columns, rows, width)
+        return
     for row in cells:
         folded_row = [_folded(lines, wide) for lines, wide in zip(row, widths, strict=True)]
         for line in zip_longest(*folded_row, fillvalue=""):
@@ -78,6 +87,33 @@ def table_lines(
                 for text, wide, column in zip(line, widths, columns, strict=True)
             )
             yield _GAP.join(placed).rstrip()
+
+
+def _one_below_another(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[str]:
+    """Yield each row as its first cell, and below it the others with their headings.
+
+    Without headings, rows have a label and a value: these stay together. Lines break at words.
+    """
+    is_headed = any(column.heading for column in columns)
+    if is_headed:
+        yield columns[0].heading
+    for first, *others in rows:
+        if is_headed:
+            yield from _broken(first, width)
+            labels = [f"{_GAP}{column.heading}: " for column in columns[1:]]
+            for label, cell in zip(labels, others, strict=True):
+                yield from _broken(label + cell, width)
+        else:
+            yield from _broken(f"{first}: {' '.join(others)}".rstrip(": "), width)
+
+
+def _broken(text: str, width: int) -> Iterator[str]:
+    """Yield the lines of *text*, broken at words; what follows a break stands further right."""
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + len(_GAP))
+        yield from wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def headed(text: str) -> str:

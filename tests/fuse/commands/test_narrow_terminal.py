@@ -9,6 +9,7 @@ import pytest
 from kvfs.bench.output import Screen
 from kvfs.cli.follow import progress_bar
 from kvfs.cli.main import main
+from kvfs.client.servers import ServerAnswer, status_of
 from kvfs.core.errors import SeriousFindings
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
 
@@ -30,6 +31,38 @@ def test_status_shows_its_values(
     shown = capsys.readouterr().out
     assert "/dev/nvme0n1" in shown
     assert "1 TiB" in shown
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.one_data_path
+@pytest.mark.parametrize(
+    ("columns", "flags"), [(40, ()), (40, ("--all",)), (60, ("--all",)), (80, ("--all",))]
+)
+def test_status_breaks_at_words_only(
+    kv: Path,
+    columns: int,
+    flags: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a real mount: each word of the wide table is whole in the narrow one."""
+    for number in range(3):
+        (kv / f"folder-{number}").mkdir()
+        (kv / f"folder-{number}" / "block").write_bytes(bytes(100_000))
+    monkeypatch.setenv("NO_COLOR", "1")
+    answer = [ServerAnswer("", status_of(str(kv.parent)), None)]
+    monkeypatch.setattr("kvfs.cli.status.answers_and_dead", lambda: answer)
+    assert main(["status", *flags]) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["status", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    # Bars are drawn to fit, and a name beside figures may be broken.
+    text = (word for word in wide.split() if set(word) != {"#"} and kv.name not in word)
+    words = {word for word in text if len(word) <= columns - 4}
+    assert words <= {part for word in shown.split() for part in (word, word.rstrip(":"))}
 
 
 @pytest.mark.parametrize("columns", [80, 97, 98, 120])
