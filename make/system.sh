@@ -34,6 +34,7 @@ if [ -n "$missing" ]; then
     case " $missing " in *" nfs-kernel-server "*) off="$off nfs-server.service" ;; esac
     case " $missing " in *" rpcbind "*) off="$off rpcbind.service rpcbind.socket" ;; esac
     case " $missing " in *" prometheus "*) off="$off prometheus.service" ;; esac
+    case " $missing " in *" prometheus-node-exporter "*) off="$off prometheus-node-exporter.service" ;; esac
     # shellcheck disable=SC2086
     [ -z "$off" ] || systemctl disable --quiet $off 2>/dev/null || true
 fi

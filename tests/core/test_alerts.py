@@ -79,6 +79,16 @@ CASES: Final = (
         {'up{job="kvfs",instance="a"}': stays(1), 'up{job="node",instance="a"}': stays(0)},
     ),
     Case(
+        "KvfsTextfileStale",
+        "critical",
+        # At the look it is 7,080 s; the file was last written at 0, or 30 s before.
+        {'node_textfile_mtime_seconds{instance="a",file="/x/kvfs.prom"}': stays(0)},
+        {
+            'node_textfile_mtime_seconds{instance="a",file="/x/kvfs.prom"}': stays(7050),
+            'node_textfile_mtime_seconds{instance="a",file="/x/apt.prom"}': stays(0),
+        },
+    ),
+    Case(
         "KvfsDeviceLost",
         "critical",
         {f"kvfs_device_lost{{{MOUNT}}}": stays(1)},
@@ -130,7 +140,7 @@ CASES: Final = (
 
 
 def test_promtool_accepts_the_rules() -> None:
-    assert "11 rules found" in promtool("check", "rules", RULES)
+    assert "12 rules found" in promtool("check", "rules", RULES)
 
 
 def test_each_alert_has_a_case() -> None:
@@ -138,7 +148,7 @@ def test_each_alert_has_a_case() -> None:
     assert {case.alert for case in CASES} == {
         line.split()[-1] for line in told.splitlines() if "- alert:" in line
     }
-    assert told.count("- alert:") == 11
+    assert told.count("- alert:") == 12
 
 
 def unit_test(case: Case, series: dict[str, str], firing: int) -> dict[str, Any]:

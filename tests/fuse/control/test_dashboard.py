@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
+import re
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -14,16 +17,20 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.support.clients.stepping import until
-from tests.support.machines.prometheus import Prometheus, free_port, prometheus
-from tests.support.mounts.mounting import ROOT, Mounted, skip_without_mounts, workplace
+from tests.support.machines.prometheus import Prometheus, free_port, node_exporter, prometheus
+from tests.support.mounts.mounting import ROOT, Mounted, run_kvfs, skip_without_mounts, workplace
 from tests.support.rules.metric_document import documented
 
-pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
+pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.one_data_path]
 
 BOARD: Final = ROOT / "docs" / "monitoring" / "kvfs-dashboard.json"
 RULES: Final = ROOT / "docs" / "monitoring" / "kvfs-alerts.yml"
 #: What Grafana puts in the place of its variables.
-INSTEAD: Final = {"$mount": ".*", "$__rate_interval": "10s"}
+INSTEAD: Final = {"$instance": ".*", "$mount": ".*", "$__rate_interval": "10s"}
+#: Two names of this machine: to Prometheus two hosts, whose mounts have one name.
+HOSTS: Final = ("127.0.0.1", "localhost")
+#: What only a real drive tells.
+OF_DRIVES: Final = ("kvfs_device_endurance_left_ratio",)
 CAPACITY: Final = "64MiB"
 BLOCK_BYTES: Final = 1 << 20
 #: More than the capacity, so that some are evicted, and looked for in vain.
@@ -31,13 +38,25 @@ NAMES: Final = 100
 DATA_WAIT_S: Final = 60.0
 
 
-def expressions() -> list[str]:
-    """Every query of the board, as Grafana sends it."""
+def targets() -> list[tuple[str, str]]:
+    """Every query of the board, as Grafana sends it, with its legend."""
     panels = json.loads(BOARD.read_text())["panels"]
-    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    return [
+        (_sent(target["expr"]), target["legendFormat"])
+        for panel in panels
+        for target in panel.get("targets", [])
+    ]
+
+
+def _sent(expression: str) -> str:
     for word, value in INSTEAD.items():
-        found = [one.replace(word, value) for one in found]
-    return found
+        expression = expression.replace(word, value)
+    return expression
+
+
+def expressions() -> list[str]:
+    """The queries that a mount without a drive of its own answers."""
+    return [one for one, _ in targets() if not one.startswith(OF_DRIVES)]
 
 
 @contextlib.contextmanager
@@ -72,12 +91,13 @@ def scraped_mount() -> Iterator[Prometheus]:
     port = free_port()
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(workplace())
-        (place / "pool").mkdir()
-        flags = (f"--capacity={CAPACITY}", f"--set=metrics_port={port}")
-        mount = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
+        # On a device, whose writes are counted.
+        run_kvfs("mkfs", "--capacity", CAPACITY, str(place / "pool.img"))
+        flags = (f"--set=metrics_port={port}",)
+        mount = stack.enter_context(Mounted(place / "pool.img", place / "kv", *flags))
         (mount.path / "models").mkdir()
         stack.enter_context(traffic(mount.path / "models"))
-        yield stack.enter_context(prometheus(place, port, RULES))
+        yield stack.enter_context(prometheus(place, port, RULES, names=HOSTS))
 
 
 def test_each_query_of_the_board_has_data(scraped_mount: Prometheus) -> None:
@@ -93,6 +113,24 @@ def test_each_query_of_the_board_has_data(scraped_mount: Prometheus) -> None:
     assert not waiting, "no data"
 
 
+def test_each_query_tells_two_hosts_apart(scraped_mount: Prometheus) -> None:
+    """Both have a mount of the same name: each line is of one host, and its legend says which."""
+
+    def both_seen() -> bool:
+        return len(scraped_mount.series("kvfs_capacity_bytes")) == len(HOSTS)
+
+    until(both_seen, "both are scraped", DATA_WAIT_S)
+    for expression, legend in targets():
+        series = scraped_mount.series(expression)
+        hosts = {one.get("instance", "").partition(":")[0] for one in series}
+        assert hosts == (set(HOSTS) if expression in expressions() else set()), expression
+        shown = [
+            re.sub(r"{{(\w+)}}", lambda found, one=one: one[found[1]], legend) for one in series
+        ]
+        assert len(set(shown)) == len(shown), f"{legend} is the same for several"
+        assert all(any(host in line for host in HOSTS) for line in shown), legend
+
+
 def test_a_query_that_nothing_answers_is_noticed(scraped_mount: Prometheus) -> None:
     assert scraped_mount.values("kvfs_no_such_metric") == []
     assert scraped_mount.values("vector(0) / 0") == []
@@ -104,7 +142,40 @@ def test_the_rules_are_loaded_and_evaluated(scraped_mount: Prometheus) -> None:
         return list(group["rules"])
 
     until(lambda: all(rule["health"] == "ok" for rule in rules()), "all were evaluated")
-    assert len(rules()) == 11
+    assert len(rules()) == 12
+
+
+def test_a_textfile_that_nobody_writes_any_more_is_told() -> None:
+    """By a real node_exporter, whose figures of the mount look as if all were well."""
+    skip_without_mounts()
+    alert = "KvfsTextfileStale"
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(workplace())
+        for name in ("pool", "textfiles"):
+            (place / name).mkdir()
+        written = place / "textfiles" / "kvfs.prom"
+        flags = (f"--capacity={CAPACITY}", f"--set=metrics_textfile={written}")
+        mount = stack.enter_context(Mounted(place / "pool", place / "kv", *flags))
+        until(written.exists, "the file is written")
+        port = stack.enter_context(node_exporter(place, place / "textfiles"))
+        scraper = stack.enter_context(prometheus(place, port, RULES))
+        until(lambda: bool(scraper.values("node_textfile_mtime_seconds")), "it is scraped")
+        until(lambda: _evaluated(scraper, alert), "the rule is evaluated")
+        assert scraper.firing(alert) == []
+        mount.kill()
+        assert written.exists()
+        # As if so much time had passed; nobody is left who would write the file anew.
+        long_ago_s = time.time() - 600
+        os.utime(written, (long_ago_s, long_ago_s))
+        until(lambda: bool(scraper.firing(alert)), "the alert fires", DATA_WAIT_S)
+        (labels,) = scraper.firing(alert)
+        assert (labels["file"], labels["severity"]) == (str(written), "critical")
+        assert scraper.values("kvfs_used_bytes"), "it still tells figures"
+
+
+def _evaluated(scraper: Prometheus, alert: str) -> bool:
+    rules = [rule for group in scraper.get("/api/v1/rules")["groups"] for rule in group["rules"]]
+    return any(rule["name"] == alert and rule["health"] == "ok" for rule in rules)
 
 
 def test_the_board_asks_for_metrics_that_there_are() -> None:

@@ -1,4 +1,4 @@
-"""A real Prometheus on a loopback port that scrapes one mount every second."""
+"""A real Prometheus on a loopback port that scrapes mounts or a node_exporter every second."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,17 @@ class Prometheus:
         values = [float(one["value"][1]) for one in found]
         return [value for value in values if not math.isnan(value)]
 
+    def series(self, expression: str) -> list[dict[str, str]]:
+        """Return the labels of each series that *expression* has now."""
+        found = self.get("/api/v1/query", query=expression)["result"]
+        return [dict(one["metric"]) for one in found]
+
+    def firing(self, alert: str) -> list[dict[str, str]]:
+        """Return the labels of each *alert* that fires."""
+        told = self.get("/api/v1/alerts")["alerts"]
+        fires = [one["labels"] for one in told if one["state"] == "firing"]
+        return [labels for labels in fires if labels["alertname"] == alert]
+
     def answers(self) -> bool:
         """Whether it is up."""
         with contextlib.suppress(OSError):
@@ -52,15 +63,20 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(place: Path, target_port: int, rules: Path) -> Iterator[Prometheus]:
-    """Run one with its files in *place*, which scrapes *target_port* and reads *rules*."""
+def prometheus(
+    place: Path, target_port: int, rules: Path, *, names: Sequence[str] = (LOOPBACK,)
+) -> Iterator[Prometheus]:
+    """Run one with its files in *place*, which scrapes *target_port* and reads *rules*.
+
+    By several *names* of this machine it is as many instances.
+    """
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
         "scrape_configs": [
             {
                 "job_name": "kvfs",
-                "static_configs": [{"targets": [f"{LOOPBACK}:{target_port}"]}],
+                "static_configs": [{"targets": [f"{name}:{target_port}" for name in names]}],
             }
         ],
     }
@@ -72,12 +88,33 @@ def prometheus(place: Path, target_port: int, rules: Path) -> Iterator[Prometheu
         f"--storage.tsdb.path={place}/data",
         f"--web.listen-address={LOOPBACK}:{port}",
     ]
-    with (place / "prometheus.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with _running(command, place / "prometheus.log"):
         running = Prometheus(port)
         until(running.answers, "Prometheus is up", COMMAND_WAIT_S)
         yield running
+
+
+@contextlib.contextmanager
+def node_exporter(place: Path, folder: Path) -> Iterator[int]:
+    """Run node_exporter's textfile collector on *folder*; yield its port. Its log is in *place*."""
+    port = free_port()
+    command = [
+        "prometheus-node-exporter",
+        "--collector.disable-defaults",
+        "--collector.textfile",
+        f"--collector.textfile.directory={folder}",
+        f"--web.listen-address={LOOPBACK}:{port}",
+    ]
+    with _running(command, place / "node-exporter.log"):
+        yield port
+
+
+@contextlib.contextmanager
+def _running(command: list[str], log_file: Path) -> Iterator[None]:
+    with log_file.open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield
     finally:
         server.terminate()
         server.wait(COMMAND_WAIT_S)
