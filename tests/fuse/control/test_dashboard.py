@@ -131,6 +131,11 @@ def test_each_query_tells_two_hosts_apart(scraped_mount: Prometheus) -> None:
         assert all(any(host in line for host in HOSTS) for line in shown), legend
 
 
+def test_the_query_of_the_page_on_many_hosts_has_data(scraped_mount: Prometheus) -> None:
+    (query,) = re.findall(r"`(topk\([^`]+)`", (ROOT / "docs" / "fleet.md").read_text())
+    until(lambda: bool(scraped_mount.values(query)), "it has data", DATA_WAIT_S, pause_s=1.0)
+
+
 def test_a_query_that_nothing_answers_is_noticed(scraped_mount: Prometheus) -> None:
     assert scraped_mount.values("kvfs_no_such_metric") == []
     assert scraped_mount.values("vector(0) / 0") == []
