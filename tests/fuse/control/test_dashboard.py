@@ -4,10 +4,10 @@ import contextlib
 import json
 import os
 import re
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,29 +59,28 @@ def expressions() -> list[str]:
     return [one for one, _ in targets() if not one.startswith(OF_DRIVES)]
 
 
+#: Stores and loads blocks of a model, until killed. A process: a test's own open files are counted.
+TRAFFIC: Final = f"""
+import itertools, pathlib, sys, time
+for number in itertools.count():
+    path = pathlib.Path(sys.argv[1]) / f"model@1@0@{{number % {NAMES}}}.data"
+    try:
+        path.read_bytes()
+    except FileNotFoundError:
+        path.with_suffix(".tmp").write_bytes(bytes({BLOCK_BYTES}))
+        path.with_suffix(".tmp").rename(path)
+    time.sleep(0.02)
+"""
+
+
 @contextlib.contextmanager
 def traffic(directory: Path) -> Iterator[None]:
-    """Store and load blocks of a model, until left."""
-    ended = threading.Event()
-
-    def work() -> None:
-        for number in count():
-            path = directory / f"model@1@0@{number % NAMES}.data"
-            try:
-                path.read_bytes()
-            except FileNotFoundError:
-                path.with_suffix(".tmp").write_bytes(bytes(BLOCK_BYTES))
-                path.with_suffix(".tmp").rename(path)
-            if ended.wait(0.02):
-                return
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        worker.join()
+    """Store and load blocks, until left."""
+    with subprocess.Popen([sys.executable, "-c", TRAFFIC, str(directory)]) as client:
+        try:
+            yield
+        finally:
+            client.kill()
 
 
 @pytest.fixture(scope="module")
