@@ -1,15 +1,18 @@
-"""What pyproject.toml cannot say: data files and long description are made at the build."""
+"""What pyproject.toml cannot say: names, data files and long description are made at the build."""
 
 import sys
 from pathlib import Path
 
 # Imported first: it brings a distutils of its own, which Python 3.12 no longer has.
-from setuptools import setup  # isort: skip
+from setuptools import find_packages, setup  # isort: skip
 from distutils.command.install_data import install_data
+
+from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from make.long_description import long_description  # isort: skip
+from make.own_names import HERE, INSTALLED, as_installed, packages_installed  # isort: skip
 
 
 class MadeFiles(install_data):
@@ -24,9 +27,27 @@ class MadeFiles(install_data):
         super().run()
 
 
-# The list is not empty, or setuptools would not ask for data files at all.
+class OwnNames(build_py):
+    """Gives the modules of a wheel the names that they have where others' packages are, too."""
+
+    def build_module(self, module: str, module_file: str, package: str) -> tuple[str, bool]:
+        """Copy one module, and then write it with these names."""
+        path, copied = super().build_module(module, module_file, package)
+        source = Path(module_file).read_text()
+        if (installed := as_installed(source)) != source:
+            Path(path).write_text(installed)
+        return path, copied
+
+
+PACKAGES = find_packages(include=["kvfs", "kvfs.*", HERE, f"{HERE}.*"])
+#: An editable installation is this tree: nothing is copied, and nothing has another name.
+IS_THIS_TREE = "editable_wheel" in sys.argv
+
+# The list of data files is not empty, or setuptools would not ask for them at all.
 setup(
-    cmdclass={"install_data": MadeFiles},
+    packages=PACKAGES if IS_THIS_TREE else packages_installed(PACKAGES),
+    package_dir={} if IS_THIS_TREE else {INSTALLED: HERE},
+    cmdclass={"install_data": MadeFiles, "build_py": OwnNames},
     data_files=[("share/doc/kvfs", ["README.md"])],
     long_description=long_description(),
     long_description_content_type="text/markdown",

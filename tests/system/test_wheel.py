@@ -3,12 +3,17 @@
 The wheel is built from the source package, as a release is.
 """
 
+import ast
 import configparser
 import email
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -18,7 +23,8 @@ import pytest
 
 from kvfs import __version__
 from kvfs.cli.main import VERBS
-from tests.support.mounts.mounting import ROOT, skip_without_mounts
+from make.own_names import as_installed
+from tests.support.mounts.mounting import ROOT, skip_without_mounts, workplace
 
 BUILD: Final = (
     "import sys; from setuptools import build_meta as b; print(b.build_sdist(sys.argv[1]))"
@@ -87,6 +93,66 @@ def test_the_wheel_has_unit_pages_completion_and_docs(wheel: Path) -> None:
     pages = {f"share/man/man1/kvfs-{verb}.1" for verb in VERBS}
     wanted = {"lib/systemd/system/kvfs@.service", "share/man/man5/kvfs.conf.5", *docs, *pages}
     assert {f"{data}/{name}" for name in wanted} - names == set()
+
+
+def test_the_judges_of_packages_find_nothing(source_package: Path, wheel: Path) -> None:
+    bin_ = Path(sys.executable).parent
+    run(bin_ / "twine", "check", "--strict", source_package, wheel)
+    run(bin_ / "check-wheel-contents", wheel)
+
+
+def test_all_modules_lie_below_names_of_its_own(wheel: Path) -> None:
+    """A package called mount could be anybody's."""
+    with zipfile.ZipFile(wheel) as archive:
+        modules = [n for n in archive.namelist() if n.endswith(".py") and ".data/" not in n]
+        assert {name.partition("/")[0] for name in modules} == {"kvfs", "kvfs_mount"}
+        for name in modules:
+            text = archive.read(name).decode()
+            for node in ast.walk(ast.parse(text)):
+                named = node.module if isinstance(node, ast.ImportFrom) else None
+                assert named is None or named.partition(".")[0] != "mount", name
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "mount").rglob("*.py")}
+    assert {name for name in modules if name[5:] in here} == {f"kvfs_{name}" for name in here}
+
+
+def test_nothing_but_names_of_modules_changes() -> None:
+    text = (
+        "from mount import serve\nfrom mount.files.files import x\nCOMMAND = 'mount', 'a/mount'\n"
+    )
+    text += 'LATER = "mount.serve", f"{home}/mount/supervisor/__main__.py", "mount.fuse.kvfs"\n'
+    assert as_installed(text).splitlines() == [
+        "from kvfs_mount import serve",
+        "from kvfs_mount.files.files import x",
+        "COMMAND = 'mount', 'a/mount'",
+        'LATER = "kvfs_mount.serve", f"{home}/kvfs_mount/supervisor/__main__.py", "mount.fuse.kvfs"',
+    ]
+    with pytest.raises(ValueError, match="write `from mount import"):
+        as_installed("import mount.serve\n")
+
+
+@pytest.mark.needs_fuse
+def test_an_installation_serves_and_outlives_its_server(prefix: Path) -> None:
+    """With this environment's packages, but no file of this tree."""
+    skip_without_mounts()
+    (packages,) = (prefix / "lib").glob("python3*/site-packages")
+    (packages / "others.pth").write_text(f"{Path(sysconfig.get_path('purelib'))}\n")
+    kvfs = prefix / "bin" / "kvfs"
+    with workplace() as place:
+        kv = place / "kv"
+        kv.mkdir()
+        run("env", "-u", "PYTHONPATH", kvfs, "mount", "--capacity=64M", place / "pool", kv)
+        try:
+            (kv / "block.tmp").write_bytes(b"kept")
+            (kv / "block.tmp").rename(kv / "block")
+            before = json.loads(run(kvfs, "status", "--json", kv))
+            code = Path(f"/proc/{before['supervisor_pid']}/cmdline").read_bytes().split(b"\0")
+            assert os.fsencode(packages / "kvfs_mount" / "supervisor" / "__main__.py") in code
+            os.kill(before["server_pid"], signal.SIGKILL)
+            assert (kv / "block").read_bytes() == b"kept"
+            run(kvfs, "upgrade", kv)
+            assert json.loads(run(kvfs, "status", "--json", kv))["upgrades"] == 1
+        finally:
+            run(kvfs, "umount", kv)
 
 
 def test_a_package_index_shows_a_readme_whose_links_work(wheel: Path) -> None:
