@@ -119,12 +119,12 @@ def test_nothing_but_names_of_modules_changes() -> None:
     text = (
         "from mount import serve\nfrom mount.files.files import x\nCOMMAND = 'mount', 'a/mount'\n"
     )
-    text += 'LATER = "mount.serve", f"{home}/mount/supervisor/__main__.py", "mount.fuse.kvfs"\n'
+    text += 'LATER = "mount.serve", f"{h}/mount/supervisor/__main__.py", "mount.fuse.kvfs"\n'
     assert as_installed(text).splitlines() == [
         "from kvfs_mount import serve",
         "from kvfs_mount.files.files import x",
         "COMMAND = 'mount', 'a/mount'",
-        'LATER = "kvfs_mount.serve", f"{home}/kvfs_mount/supervisor/__main__.py", "mount.fuse.kvfs"',
+        'LATER = "kvfs_mount.serve", f"{h}/kvfs_mount/supervisor/__main__.py", "mount.fuse.kvfs"',
     ]
     with pytest.raises(ValueError, match="write `from mount import"):
         as_installed("import mount.serve\n")
