@@ -22,7 +22,7 @@ DEMO ?=
 CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test test-connectors check proof deb lint connectors install-connectors system clean
+.PHONY: help demo test test-connectors check proof deb release lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    a small pool beside a plain directory: checked, filled over, killed (two minutes)"
@@ -33,6 +33,7 @@ help:
 	@echo "             the tests that run real connectors; 1.1 GB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/dev/proof-*.txt"
 	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
+	@echo "make release all that a release consists of, in bare roots; in dist/release (docs/dev/release.md)"
 	@echo "make clean   remove what the others made in this folder"
 
 ifeq ($(CONNECTOR),)
@@ -63,6 +64,10 @@ lint: $(VENV)/.test
 deb:
 	sh make/system.sh make/packages-runtime.txt make/packages-deb.txt
 	sh make/deb.sh
+
+release:
+	sh make/system.sh make/packages-release.txt
+	sh make/release.sh
 
 proof: $(VENV)/.test connectors
 	sh make/system.sh make/packages-proof.txt
