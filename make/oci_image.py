@@ -1,7 +1,7 @@
 """An OCI image of one layer, made of a root file system: no registry and no daemon is needed.
 
-``python3 make/oci_image.py ROOT.tar VERSION ARCH IMAGE.tar`` writes an archive as the OCI image layout
-specification 1.0 has it, which `podman load`, `docker load` (25 and later) and `skopeo copy
+``python3 make/oci_image.py ROOT.tar VERSION ARCH IMAGE.tar`` writes an archive as the OCI image
+layout specification 1.0 has it, which `podman load`, `docker load` (25 and later) and `skopeo copy
 oci-archive:` read. What it runs is what the Dockerfile says.
 """
 
@@ -22,7 +22,7 @@ _DOCKERFILE: Final = Path(__file__).parents[1] / "Dockerfile"
 
 
 def what_it_runs(dockerfile: str) -> dict[str, Any]:
-    """Return ENTRYPOINT, CMD and STOPSIGNAL of *dockerfile* as an image's configuration has them."""
+    """Return what *dockerfile* runs, and how it is stopped, as an image's configuration has it."""
     found = dict(re.findall(r"^(ENTRYPOINT|CMD|STOPSIGNAL) (.+)$", dockerfile, re.MULTILINE))
     return {
         "Entrypoint": json.loads(found["ENTRYPOINT"]),
@@ -36,10 +36,13 @@ def write_image(root: Path, version: str, arch: str, image: Path) -> None:
     """Write the archive *image*, whose one layer is the tar file *root*."""
     with tempfile.TemporaryDirectory(dir=image.parent) as folder:
         layer = Path(folder) / "layer"
-        with root.open("rb") as plain, layer.open("wb") as packed:
+        with (
+            root.open("rb") as plain,
+            layer.open("wb") as packed,
             # Without a name or a time: the same root is the same layer.
-            with gzip.GzipFile("", "wb", 6, packed, mtime=0) as compressed:
-                shutil.copyfileobj(plain, compressed, 1 << 20)
+            gzip.GzipFile("", "wb", 6, packed, mtime=0) as compressed,
+        ):
+            shutil.copyfileobj(plain, compressed, 1 << 20)
         configuration = _as_bytes(
             {
                 "architecture": arch,

@@ -15,7 +15,7 @@ _VERSION: Final = re.compile(r"\d+\.\d+\.\d+(\+[0-9a-z.]+)?")
 
 
 def give_version(tree: Path, version: str) -> None:
-    """Write *version* into the files of *tree*. Raises ValueError if it is none, or has no place."""
+    """Write *version* into the files of *tree*. Raises ValueError if it is none or has no place."""
     if not _VERSION.fullmatch(version):
         raise ValueError(f"{version!r} is no version such as 1.2.3")
     _replace(tree / "kvfs/__init__.py", r'^__version__ = "[^"]*"$', f'__version__ = "{version}"')

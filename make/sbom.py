@@ -1,8 +1,8 @@
 """What is inside a Debian package of kvfs, as CycloneDX 1.5 in JSON.
 
-``python3 make/sbom.py FOLDER VERSION DEPENDS``: FOLDER is /usr/lib/kvfs of the package, DEPENDS its field of that name.
-Python's packages are told with the licenses that they state, Debian's by name: their versions are
-those of the host.
+``python3 make/sbom.py FOLDER VERSION DEPENDS``: FOLDER is /usr/lib/kvfs of the package, DEPENDS its
+field of that name. Python's packages are told with the licenses that they state, Debian's by name:
+their versions are those of the host.
 """
 
 import email

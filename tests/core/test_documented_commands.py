@@ -32,6 +32,7 @@ RUN: Final = {
     "kvfs warm ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs umount ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs demo": "tests/fuse/commands/test_demo.py",
     "kvfs size ": "tests/core/test_size_command.py",
     "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
