@@ -110,9 +110,10 @@ def _one_below_another(
 
 
 def _broken(text: str, width: int) -> Iterator[str]:
-    """Yield the lines of *text*, broken at words; what follows a break stands further right."""
-    for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip()) + len(_GAP))
+    """Yield the lines of *text*, broken at words; what is not the first stands further right."""
+    first, *others = text.split("\n")
+    indent = " " * (len(first) - len(first.lstrip()) + len(_GAP))
+    for line in (first, *(indent + other for other in others)):
         yield from wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
