@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -85,9 +84,9 @@ def test_the_image_has_the_command_and_starts_the_server(
     release: Path, version: str, tmp_path: Path
 ) -> None:
     image = the(release, "kvfs-image-*.tar")
-    with tarfile.open(image) as archive:
-        archive.extractall(tmp_path / "image", filter="data")
     blobs = tmp_path / "image"
+    blobs.mkdir()
+    run("tar", "-xf", image, "-C", blobs)
     index = json.loads((blobs / "index.json").read_text())
     (first,) = index["manifests"]
     manifest = json.loads((blobs / "blobs" / first["digest"].replace(":", "/")).read_text())
