@@ -116,7 +116,7 @@ _IDS: Final = (
 _LABEL_WIDTH: Final = max(len(label) for names in _SECTIONS.values() for label in names.values())
 #: Length of the bar for a hit rate of 100 %, and what stands before it.
 _BAR_COLUMNS: Final = 40
-_BEFORE_BAR_COLUMNS: Final = 26
+_BEFORE_BAR_COLUMNS: Final = 32
 
 
 def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:

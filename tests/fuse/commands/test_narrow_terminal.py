@@ -9,6 +9,7 @@ import pytest
 from kvfs.bench.output import Screen
 from kvfs.cli.follow import progress_bar
 from kvfs.cli.main import main
+from kvfs.cli.status_table import curve_lines
 from kvfs.client.servers import ServerAnswer, status_of
 from kvfs.core.errors import SeriousFindings
 from kvfs.doctor.finding import Finding, Report, Severity, Verdict
@@ -31,6 +32,15 @@ def test_status_shows_its_values(
     shown = capsys.readouterr().out
     assert "/dev/nvme0n1" in shown
     assert "1 TiB" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_the_bars_of_other_sizes_fit(columns: int) -> None:
+    """With the longest figures before them."""
+    point = {"factor": 0.25, "capacity_bytes": 1023 * (1 << 40) + (1 << 39), "hit_rate": 1.0}
+    lines = list(curve_lines({"curve": [point]}, columns))
+    assert max(map(len, lines)) <= columns
+    assert lines[-1].endswith("#" * min(8, columns // 5))
 
 
 @pytest.mark.needs_fuse
