@@ -1,4 +1,4 @@
-"""Arguments that several verbs share: a size, the SOURCE of a pool, PATHs on a mount, a pattern."""
+"""Arguments that several verbs share: numbers, a pool's SOURCE, PATHs on a mount, a pattern."""
 
 import argparse
 import os
@@ -23,6 +23,38 @@ def size_of(text: str | None, flag: str) -> int | None:
     if size_bytes == 0:
         raise UsageError(f"{flag} must be greater than 0")
     return size_bytes
+
+
+def words_of(text: str) -> list[str]:
+    """Return the parts of a list with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def positive_of(text: str, flag: str) -> float:
+    """Return the flag's *text* as a number. Raises UsageError if it is not greater than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise UsageError(f"{flag}: {text!r} is not a number") from None
+    if not 0 < number < float("inf"):
+        raise UsageError(f"{flag} must be greater than 0")
+    return number
+
+
+def percent_of(text: str, flag: str) -> float:
+    """Return the flag's *text*, with or without %, as percent. Raises UsageError."""
+    percent = positive_of(text.strip().removesuffix("%"), flag)
+    if percent > 100:
+        raise UsageError(f"{flag} must be at most 100 %")
+    return percent
+
+
+def shares_of(text: str, flag: str) -> list[float]:
+    """Return a list of percents, which is not empty. Raises UsageError."""
+    shares = [percent_of(each, flag) for each in words_of(text)]
+    if not shares:
+        raise UsageError(f"{flag}: give at least one")
+    return shares
 
 
 def seconds_to(most_s: float) -> Callable[[str], float]:

@@ -39,6 +39,7 @@ VERBS: Final = {
     "destroy": "remove a pool with every block in it",
     "bench": "compare a mount with a plain directory",
     "replay": "serve a request trace from a mount and from XFS with a cleaner",
+    "simulate": "tell what pools of each size and policy would find of a trace",
     "size": "tell what capacity, memory, cores and drive a load needs",
     "demo": "mount a small pool, load it and verify every byte",
     "install": "after `pip install`, put unit, man pages and mount.kvfs where they are looked for",

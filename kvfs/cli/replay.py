@@ -5,7 +5,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.arguments import size_of
+from kvfs.cli.arguments import percent_of, positive_of, shares_of, size_of, words_of
 from kvfs.cli.bench import DATA_PATHS, makes_both
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import UsageError
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     habits, model = _habits(args), _model(args)
     _check(args)
-    speed = None if args.speed == _AS_FAST else _positive(args.speed, "--speed")
+    speed = None if args.speed == _AS_FAST else positive_of(args.speed, "--speed")
     with Screen(args.json, steps="prompts") as screen:
         requests = read_trace(args.trace, args.requests)
         facts = facts_of(requests, model)
@@ -151,11 +151,11 @@ def _check(args: argparse.Namespace) -> None:
 def _habits(args: argparse.Namespace) -> "list[Habits]":
     from kvfs.bench.replay.cleaner import Habits
 
-    high = _percent(args.cleaner_high, "--cleaner-high") / 100
-    low = _percent(args.cleaner_low, "--cleaner-low") / 100
+    high = percent_of(args.cleaner_high, "--cleaner-high") / 100
+    low = percent_of(args.cleaner_low, "--cleaner-low") / 100
     if low >= high:
         raise UsageError("--cleaner-low must be below --cleaner-high")
-    looks_s = [_positive(each, "--cleaner-interval") for each in _parts(args.cleaner_interval)]
+    looks_s = [positive_of(each, "--cleaner-interval") for each in words_of(args.cleaner_interval)]
     if len(looks_s) != 1 and not (args.self_contained and looks_s):
         raise UsageError("--cleaner-interval takes several only with --self-contained")
     return [Habits(high, low, args.cleaner_by, look_s) for look_s in looks_s]
@@ -171,38 +171,10 @@ def _model(args: argparse.Namespace) -> "Model":
 
 
 def _policies(text: str | None) -> list[str]:
-    policies = _parts(text or str(Settings.__dataclass_fields__["eviction"].default))
+    policies = words_of(text or str(Settings.__dataclass_fields__["eviction"].default))
     if unknown := [each for each in policies if each not in POLICIES]:
         raise UsageError(f"--eviction: {unknown[0]!r} is none of {', '.join(POLICIES)}")
     return policies
-
-
-def _shares(text: str) -> list[float]:
-    shares = [_percent(each, "--blocks-share") for each in _parts(text)]
-    if not shares:
-        raise UsageError("--blocks-share: give at least one")
-    return shares
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _percent(text: str, flag: str) -> float:
-    percent = _positive(text.strip().removesuffix("%"), flag)
-    if percent > 100:
-        raise UsageError(f"{flag} must be at most 100 %")
-    return percent
-
-
-def _positive(text: str, flag: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise UsageError(f"{flag}: {text!r} is not a number") from None
-    if not 0 < number < float("inf"):
-        raise UsageError(f"{flag} must be greater than 0")
-    return number
 
 
 def _aligned(size_bytes: int) -> int:
@@ -235,7 +207,8 @@ def _rounds(
 
     rounds = []
     fixed = not args.self_contained and args.block_size is not None
-    shares = [0.0] if fixed else _shares(args.blocks_share or "2%,5%,10%")
+    asked = args.blocks_share or "2%,5%,10%"
+    shares = [0.0] if fixed else shares_of(asked, "--blocks-share")
     for percent in shares:
         with ExitStack() as stack:
             enter = _self_made if args.self_contained else _on_mounts

@@ -245,6 +245,11 @@ class Heat:
         row = self._table.find(ino)
         return self._touched[row] if row else 0
 
+    def touches(self, ino: InodeNo) -> int:
+        """Return in how many bursts *ino* was touched, 0 if it is not known."""
+        row = self._table.find(ino)
+        return self._touches[row] if row else 0
+
     @property
     def seen_ns(self) -> int:
         """The latest time (ns) that was marked, in this run or an earlier one; 0: none was."""

@@ -34,6 +34,7 @@ RUN: Final = {
     "kvfs umount ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs demo": "tests/fuse/commands/test_demo.py",
     "kvfs size ": "tests/core/test_size_command.py",
+    "kvfs simulate ": "tests/core/test_simulate_command.py",
     "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
     "curl ": "tests/fuse/commands/test_documented_commands.py",

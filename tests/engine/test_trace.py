@@ -4,9 +4,6 @@ The figures are those of exact LRU and ARC, one victim at a time, and of the ada
 is; docs/eviction.md has the table.
 """
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from kvfs.bench.replay.trace import Request, footprint, read_trace
+from kvfs.bench.simulate.served import Outcome, served
 from kvfs.core.eviction_policy import Columns, EvictionPolicy, Lru, policy_named
-from kvfs.storage.heat import Heat
-from kvfs.storage.syscalls import Syscalls
-from tests.support.store.trace import TRACE, Habits, Outcome, replay, replay_cleaned
+from tests.support.store.trace import TRACE, Habits, replay_cleaned
 
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
 #: accesses.
@@ -36,18 +32,9 @@ def requests() -> list[Request]:
     return read_trace(str(TRACE))
 
 
-@pytest.fixture
-def pool_fd(tmp_path: Path) -> Iterator[int]:
-    """A pool directory without anything in it."""
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
-
-
-def outcome(pool_fd: int, requests: list[Request], policy: EvictionPolicy, percent: int) -> Outcome:
+def outcome(requests: list[Request], policy: EvictionPolicy, percent: int) -> Outcome:
     """Replay *requests* on a pool of *percent* of their blocks."""
-    heat = Heat(pool_fd, Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
-    found = replay(requests, heat, footprint(requests) * percent // 100)
+    found = served(requests, policy, footprint(requests) * percent // 100)
     name = type(policy).__name__
     print(f"{percent:3} % {name:10} {found.prefix_hits:6.2f} hits {found.written:6.2f} written")
     return found
@@ -64,11 +51,11 @@ def test_the_trace_is_the_one_that_the_figures_are_of(requests: list[Request]) -
 )
 @pytest.mark.parametrize("policy", ["lru", "arc", "adaptive"])
 def test_the_hits_are_those_of_the_exact_policy(
-    pool_fd: int, requests: list[Request], policy: str, percent: int
+    requests: list[Request], policy: str, percent: int
 ) -> None:
     """Victims in batches, a burst as the unit of time, ghosts in a table: next to no difference."""
     prefix_hits, written = KNOWN[percent][policy]
-    found = outcome(pool_fd, requests, policy_named(policy), percent)
+    found = outcome(requests, policy_named(policy), percent)
     assert found.prefix_hits == pytest.approx(prefix_hits, abs=0.7)
     assert found.written == pytest.approx(written, abs=1.0)
 
@@ -114,9 +101,7 @@ class HeadFirst(Lru):
 @pytest.mark.parametrize(
     "percent", [pytest.param(p, marks=pytest.mark.proof) for p in (1, 2, 5, 10, 20)]
 )
-def test_tails_before_heads_costs_nothing(
-    pool_fd: int, requests: list[Request], percent: int
-) -> None:
-    tails = outcome(pool_fd, requests, Lru(), percent)
-    heads = outcome(pool_fd, requests, HeadFirst(), percent)
+def test_tails_before_heads_costs_nothing(requests: list[Request], percent: int) -> None:
+    tails = outcome(requests, Lru(), percent)
+    heads = outcome(requests, HeadFirst(), percent)
     assert tails.prefix_hits >= heads.prefix_hits - 0.1

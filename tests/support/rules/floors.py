@@ -31,6 +31,7 @@ FLOORS: Final = (
     "kvfs.doctor",
     "kvfs.bench",
     "kvfs.bench.replay",
+    "kvfs.bench.simulate",
     "mount.supervisor",
     "mount.process",
     "mount.fuse",

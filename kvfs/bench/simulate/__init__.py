@@ -1,0 +1,1 @@
+"""What pools of several sizes and policies would find of a trace, for `kvfs simulate`."""
