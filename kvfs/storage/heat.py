@@ -245,6 +245,11 @@ class Heat:
         row = self._table.find(ino)
         return self._touched[row] if row else 0
 
+    def demote(self, ino: InodeNo) -> None:
+        """Let block *ino* be colder than all that were touched, until it is touched again."""
+        if row := self._table.find(ino):
+            self._touched[row] = 0
+
     def touches(self, ino: InodeNo) -> int:
         """Return in how many bursts *ino* was touched, 0 if it is not known."""
         row = self._table.find(ino)

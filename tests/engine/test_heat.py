@@ -36,6 +36,18 @@ def test_who_is_touched_goes_later(pool_fd: int) -> None:
     assert InodeNo(99) not in heat
 
 
+def test_who_is_demoted_goes_first_until_it_is_touched(pool_fd: int) -> None:
+    heat = opened(pool_fd)
+    for ino in (20, 21, 22):
+        note(heat, ino)
+        heat.run_due(float(ino))
+    heat.demote(InodeNo(22))
+    heat.demote(InodeNo(99))  # a directory
+    assert order(heat) == [22, 20, 21]
+    heat.touch(InodeNo(22))
+    assert order(heat) == [20, 21, 22]
+
+
 def test_touches_are_counted_by_the_burst(pool_fd: int) -> None:
     """LOOKUP, OPEN and utime of one load are one use."""
     heat = opened(pool_fd)
@@ -50,7 +62,8 @@ def test_touches_are_counted_by_the_burst(pool_fd: int) -> None:
     assert touches(heat, 20) == 2
     heat.run_due(1.0)
     heat.touch(InodeNo(20))
-    assert touches(heat, 20) == 3
+    assert touches(heat, 20) == heat.touches(InodeNo(20)) == 3
+    assert heat.touches(InodeNo(99)) == 0
 
 
 def test_touches_do_not_overflow(pool_fd: int) -> None:

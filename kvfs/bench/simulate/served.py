@@ -61,7 +61,8 @@ class _Pool:
 
     It looks the blocks up head first, loads those before the first missing one, touches the others
     that are there, and stores the rest. With a gate what is not worth its write is not stored: it
-    is judged when the prompt has ended, as if its blocks were in memory until then.
+    is judged when the prompt has ended, as if its blocks were in memory until then. What is there
+    and is not worth a write goes first, once its client says that the session has ended.
     """
 
     def __init__(self, pool_fd: int, policy: EvictionPolicy, blocks_max: int) -> None:
@@ -84,16 +85,20 @@ class _Pool:
         self._asked += len(blocks)
         missing = [block for block in blocks if block not in present]
         self._hits += blocks.index(missing[0]) if missing else len(blocks)
+        ended: set[int] = set()
         if self._gate is not None:
             names = [name_hash(block) for block in blocks]
             touches = [self._heat.touches(present[one]) if one in present else 0 for one in blocks]
             verdicts = self._gate.judge(names, touches, hint)
             worthy = {one for one, fine in zip(blocks, verdicts, strict=True) if fine}
             missing = [block for block in missing if block in worthy]
+            ended = set(blocks) - worthy if hint is Hint.ONCE else ended
         self._written += len(missing)
         for block in blocks:
             if block in present:
                 self._heat.touch(present[block])
+                if block in ended:
+                    self._heat.demote(present[block])
         self._make_room(len(present) + len(missing) - self._blocks_max)
         for block in missing:
             self._store(block)
