@@ -62,6 +62,11 @@ _LISTINGS: Final = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
 _SIZE: Final = struct.Struct("<16xI")
 #: u32 size and flags, struct fuse_setxattr_in before FUSE_SETXATTR_EXT.
 _VALUE: Final = struct.Struct("<II")
+#: The name in a TMPFILE (slash_name in fs/namei.c), which is handed over as a CREATE; no file's.
+NAME_OF_TMPFILE: Final = b"/"
+#: The opcode's place in struct fuse_in_header.
+_OPCODE: Final = struct.Struct("<I")
+_OPCODE_AT: Final = 4
 #: XATTR_CREATE and XATTR_REPLACE of setxattr(2): on any other flag pyfuse3 ends the mount.
 _XATTR_FLAGS: Final = 3
 
@@ -193,6 +198,9 @@ class Libfuse:
     def hand(self, opcode: int, unique: int, message: memoryview) -> bool:
         """Hand the whole request *message* over; False if it was answered with an error instead."""
         body = message[IN_HEADER_BYTES:]
+        if opcode == Opcode.TMPFILE:  # libfuse has none; both have one shape
+            opcode = Opcode.CREATE
+            _OPCODE.pack_into(message, _OPCODE_AT, opcode)
         if not well_formed(opcode, body):
             _log.error("request %d of %d bytes is malformed", opcode, len(message))
             self._write(unique, error_reply(unique, errno.EIO))

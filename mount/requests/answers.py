@@ -14,7 +14,7 @@ from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 from kvfs.core.aliases import alias_of
-from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotAtHand, NotFound
+from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord
@@ -57,6 +57,7 @@ _CHANGED: Final = _for(1.0)
 
 #: What a file without a name is called while it is made; a temporary name.
 _NAMELESS: Final = b".%016x.tmp"
+_OF_TMPFILE: Final = os.O_TMPFILE | os.O_EXCL
 
 #: What the kernel is told of an inode: number, record, links, how long it may keep the attributes,
 #: generation, how long it may keep the name. A named tuple would cost every LOOKUP 0.2 us.
@@ -290,26 +291,30 @@ class Answers:
         made = await self._files.open_or_create(parent, name, mode, flags, who.uid, who.gid)
         return self._created(*made)
 
-    def create_nameless(self, parent: InodeNo, mode: int, flags: int) -> Created | None:
-        """Create and open a file without a name (O_TMPFILE); None if that would have to wait.
+    def create_nameless_at_once(self, parent: InodeNo, mode: int, flags: int) -> Created | None:
+        """Create and open a file without a name (O_TMPFILE); None and raises: ``create_at_once``.
 
-        It has one that nobody knows for as long as this takes. Raises what ``Files.create`` raises.
+        It has one that nobody knows for as long as this takes.
         """
-        who, mode = self._request.present, stat.S_IFREG | stat.S_IMODE(mode)
         name = _NAMELESS % secrets.randbits(64)
-        flags &= ~(os.O_TMPFILE | os.O_EXCL)
-        try:
-            made = self._files.create(parent, name, mode, flags, who.uid, who.gid, roomless=True)
-        except NotAtHand:
-            return None
-        fh, grant, ino, record = made
+        made = self.create_at_once(parent, name, mode, flags & ~_OF_TMPFILE | os.O_EXCL)
+        return None if made is None else self._without_name(made, parent, name)
+
+    async def create_nameless(self, parent: InodeNo, mode: int, flags: int) -> Created:
+        """The same, where that may have to wait. Raises what ``create`` raises."""
+        name = _NAMELESS % secrets.randbits(64)
+        made = await self.create(parent, name, mode, flags & ~_OF_TMPFILE | os.O_EXCL)
+        return self._without_name(made, parent, name)
+
+    def _without_name(self, made: Created, parent: InodeNo, name: bytes) -> Created:
+        """Take the *name* of a file that was just *made*. Raises what ``unlink`` raises."""
+        fh, grant, (ino, record, _, kept, generation, _) = made
         try:
             self._namespace.unlink(parent, name)
         except BaseException:
             self._files.release(fh)
             raise
-        generation = self._generation_of(ino)
-        return fh, grant, (ino, record, 0, _CREATED, generation, _NOT_KEPT)
+        return fh, grant, (ino, record, 0, kept, generation, _NOT_KEPT)
 
     def _created(self, fh: HandleNo, grant: Grant, ino: InodeNo, record: InodeRecord) -> Created:
         """Return what the kernel is told of a new draft."""

@@ -184,9 +184,8 @@ class FastAnswers:
         return None if made is None else _created(unique, made)
 
     def _tmpfile(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes | None:
-        """None: the call is refused (raw.py), and the program takes a name, which may wait."""
         flags, mode, _, _ = _CREATE_IN.unpack_from(request)
-        made = self._answers.create_nameless(nodeid, mode, flags)
+        made = self._answers.create_nameless_at_once(nodeid, mode, flags)
         return None if made is None else _created(unique, made)
 
     def _rename(self, unique: int, nodeid: InodeNo, request: memoryview) -> bytes:

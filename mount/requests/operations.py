@@ -20,6 +20,7 @@ from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
 from mount.files.files import Files
 from mount.fuse.errno_map import answered, awaited
+from mount.fuse.libfuse_pair import NAME_OF_TMPFILE
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, Grant
 from mount.requests.answers import Answers
 from mount.requests.changes import Changes
@@ -267,9 +268,12 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Create and open a file; a full pool evicts something first."""
+        """Create and open a file; a full pool evicts something first. TMPFILE comes here, too."""
         parent = InodeNo(parent_inode)
-        fh, grant, entry = await self._answers.create(parent, name, mode, flags)
+        if name == NAME_OF_TMPFILE:
+            fh, grant, entry = await self._answers.create_nameless(parent, mode, flags)
+        else:
+            fh, grant, entry = await self._answers.create(parent, name, mode, flags)
         return self._file_info(fh, grant), entry_attributes(entry)
 
     @answered

@@ -1,7 +1,7 @@
 """Answers in bytes that libfuse and pyfuse3 do not have, so that no caller hangs.
 
 Raw requests are those that pyfuse3 does not pass on: FALLOCATE, LSEEK, IOCTL, foreign xattrs,
-COPY_FILE_RANGE, SYNCFS, TMPFILE. Once the device is lost, all requests are answered here. Layouts:
+COPY_FILE_RANGE, SYNCFS. Once the device is lost, all requests are answered here. Layouts:
 linux/fuse.h.
 """
 
@@ -53,7 +53,6 @@ _REFUSED: Final = {
     Opcode.COPY_FILE_RANGE: errno.ENOSYS,
     Opcode.COPY_FILE_RANGE_64: errno.ENOSYS,
     Opcode.SYNCFS: errno.ENOSYS,
-    Opcode.TMPFILE: errno.EOPNOTSUPP,
     Opcode.BMAP: errno.ENOSYS,
     Opcode.POLL: errno.ENOSYS,
     Opcode.GETLK: errno.ENOSYS,

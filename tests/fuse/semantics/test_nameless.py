@@ -4,7 +4,7 @@ import os
 import signal
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from errno import EEXIST, ENOENT, EPERM
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until
 from tests.support.kernel.calls import linkat, opened, read_file, refused, write_file
-from tests.support.mounts.mounting import Mounted
+from tests.support.mounts.mounting import Mounted, own_tmpfs, skip_without_mounts, workplace
 
 BLOCK = b"block" * 5000
 NAMELESS = os.O_TMPFILE | os.O_RDWR
@@ -126,3 +126,29 @@ def test_it_gets_one_name(kv: Path, kvfs_only: None) -> None:
         with refused(EPERM):
             linkat(fd, kv / "L")
     assert os.listdir(kv) == ["K"]
+
+
+@pytest.fixture(params=["daemon", "passthrough"])
+def slow_lane(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A mount on which each O_TMPFILE goes the way of one that has to wait."""
+    skip_without_mounts()
+    flags = (f"--data-path={request.param}", "--set", "fast_lane=false")
+    with (
+        workplace("disk") as place,
+        own_tmpfs() as pool,
+        Mounted(str(pool), place / "kv", *flags) as mounted,
+    ):
+        yield mounted
+
+
+def test_one_that_has_to_wait_is_made_all_the_same(slow_lane: Mounted, kvfs_only: None) -> None:
+    """[open-tmpfile] The kernel would never ask again after an ENOSYS."""
+    for number in range(20):
+        with opened(slow_lane.path, NAMELESS) as fd:
+            os.write(fd, BLOCK)
+            assert os.fstat(fd).st_nlink == 0
+            if number % 2:
+                linkat(fd, slow_lane.path / f"{number}")
+    assert len(os.listdir(slow_lane.path)) == 10
+    assert all(read_file(slow_lane.path / name) == BLOCK for name in os.listdir(slow_lane.path))
+    assert slow_lane.errors() == []
