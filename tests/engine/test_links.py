@@ -6,7 +6,15 @@ from typing import Final
 import pytest
 
 from kvfs.core.aliases import alias_of
-from kvfs.core.errors import Exists, KvfsError, NotEmpty, NotFound, NotPermitted, TooManyLinks
+from kvfs.core.errors import (
+    DeadInode,
+    Exists,
+    KvfsError,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    TooManyLinks,
+)
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import SERVER, Maker
@@ -150,6 +158,26 @@ def test_a_rename_over_one_name_leaves_the_other(running: Host, over: bytes) -> 
     assert get(running.store, ROOT_INODE, left) == BYTES
     assert len(names(running)) == 2
     assert not alias_of(running.store.record(linked))
+    assert_exact(running)
+    end(running)
+
+
+@pytest.mark.parametrize("over", [b"K", b"K.tmp"])
+def test_a_draft_whose_name_another_took_leaves_the_other_name(running: Host, over: bytes) -> None:
+    store, linked = running.store, store_linked(running)
+    first = create(running, b"L.tmp")
+    with pytest.raises(DeadInode):
+        store.open(first.ino, writer=True, truncate=True, maker=OTHER)
+    fresh = store.lookup(ROOT_INODE, b"L.tmp")
+    second = store.open(fresh, writer=True, truncate=True, maker=OTHER)
+    store.close(first, writer=True)
+    assert store.rename(ROOT_INODE, b"L.tmp", ROOT_INODE, over, who=ONE) is None
+    assert leads_to(running, over) == {first.ino}
+    left = b"K.tmp" if over == b"K" else b"K"
+    assert leads_to(running, left) == {linked}
+    assert get(store, ROOT_INODE, left) == BYTES
+    assert not alias_of(store.record(linked))
+    store.close(second, writer=True)
     assert_exact(running)
     end(running)
 

@@ -21,6 +21,7 @@ from kvfs.core.lifecycle import HIDEABLE, UNFINISHED, State, is_temporary
 from kvfs.core.rewriting import CONTENDED, DISPLACED, Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.second_names import has_two
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
@@ -284,9 +285,14 @@ class DisplacedDrafts:
             ctime_ns=now_ns,
             sequence=sequence,
         )
+        parts = replaced_record is not None and has_two(pool, replaced_record)
+        kept = None
         with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:
-                change.unlink(replaced, replaced_record, Why.REPLACED)
+                if parts:
+                    kept = change.part(replaced, replaced_record, new_parent, new_name)
+                else:
+                    change.unlink(replaced, replaced_record, Why.REPLACED)
             change.link(opened.ino, final, opened.attributes, why=Why.RESTORED)
             change.does(request, opened.ino)
         opened.regain_name()
@@ -295,6 +301,9 @@ class DisplacedDrafts:
         del self._kept[opened.ino]
         self._note()
         pool.departures.leave(opened, writer=False)
+        if parts:
+            namespace.moved(kept)
+            return None
         if replaced is not None and replaced_record is not None:
             namespace.keep_removed(replaced, replaced_record, now_ns)
         return replaced
