@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def busy(mount: Mounted, kv: Path, kvfs_only: None) -> str:
     for number in range(2 * TIMED_OF):
         assert not (kv / f"missing-{number}").exists()
     with contextlib.suppress(PermissionError):
-        os.link(kv / "block", kv / "link")
+        os.mknod(kv / "device", stat.S_IFCHR | 0o600)
     return metrics_path(str(mount.status()["name"]))
 
 
