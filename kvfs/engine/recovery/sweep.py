@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from kvfs.core.lifecycle import State
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.durable.agreement import agrees, carries_identity, is_identified
@@ -157,7 +158,7 @@ class Sweep:
         return ino not in pool.open.inodes and ino not in pool.departures.removed
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
-        if ino >= self._below:
+        if ino >= self._below or record.state == State.ALIAS:
             return False
         if not carries_identity(record) and self._pool.durable.identities.attributes.may_lack(ino):
             return True  # no identity tells whether its file has its attributes

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
+from kvfs.core.lifecycle import State
 from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.durable.agreement import carries_identity, identity_of
@@ -86,7 +87,8 @@ class Identities:
             return
         attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
         # Who finds the new identity takes the attributes beside it for right, the sweep, too.
-        if attributed or self.attributes.may_lack(ino):
+        may_lack = self.attributes.may_lack(ino) and record.state != State.ALIAS
+        if attributed or may_lack:
             self.note_attributes(ino)  # the identity is written after them
         if why is Why.CLOSED or why is Why.STORED or why is Why.RESTORED:
             self.publish(ino, record)
