@@ -267,9 +267,7 @@ class Pool:
             self.figures,
             rules.ranks,
             self.durable.identities,
-            self.open.ready,
-            self.space.node_shares,
-            self.departures,
+            *(self.open.ready, self.space.node_shares, self.departures),
         )
 
     def _write_run(self, *, clean: bool, strays: bool = False, logged: int = 0) -> None:
