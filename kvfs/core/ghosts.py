@@ -8,7 +8,6 @@ from collections import OrderedDict
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 _SLOTS_MIN: Final = 1 << 10
 #: A slot: 32 bits of the name, 31 bits of when it was evicted, 1 bit: touched more than once.
@@ -17,11 +16,16 @@ _WHEN_MASK: Final = (1 << 31) - 1
 _FREQUENT: Final = 1
 
 
+#: Slots in which a name may be. With one, other names overwrote so many ghosts that most long chains
+#: came back with a hole, and a chain with a hole is no prefix.
+_BUCKET: Final = 8
+
+
 class Ghosts:
     """Two histories, of blocks used once and of those used more often, each with its own clock.
 
-    A hash table without chains: each name has one slot, and a later name overwrites an earlier one.
-    A ghost takes 8 bytes.
+    A hash table of buckets: in a full one the ghost that has least to live gives way. A ghost takes
+    8 bytes.
     """
 
     def __init__(self, slots_a_life: float = 4) -> None:
@@ -39,7 +43,7 @@ class Ghosts:
         if 2 * sum(self.counts) > len(self._slots) and len(self._slots) < slots_max:
             self._widen()
         self._evictions[frequent] += 1
-        slot = name_hash & len(self._slots) - 1
+        slot = self._place_for(name_hash, lives)
         if former := self._slots[slot]:
             self._uncount(former)
         when = self._evictions[frequent] & _WHEN_MASK
@@ -51,31 +55,52 @@ class Ghosts:
 
         A ghost lives for *lives* evictions of its kind.
         """
-        slot = name_hash & len(self._slots) - 1
-        held = self._slots[slot]
-        if held >> _NAME_SHIFT != name_hash or not held:
-            return None
-        self._slots[slot] = 0
-        self._uncount(held)
-        kind = held & _FREQUENT
-        age = self._evictions[kind] - (held >> 1) & _WHEN_MASK
-        return kind if age < lives[kind] else None
+        slots = self._slots
+        for slot in self._bucket(name_hash):
+            held = slots[slot]
+            if held >> _NAME_SHIFT == name_hash and held:
+                slots[slot] = 0
+                self._uncount(held)
+                kind = held & _FREQUENT
+                return kind if self._age(held) < lives[kind] else None
+        return None
+
+    def _bucket(self, name_hash: int) -> range:
+        first = (name_hash & len(self._slots) // _BUCKET - 1) * _BUCKET
+        return range(first, first + _BUCKET)
+
+    def _place_for(self, name_hash: int, lives: tuple[int, int]) -> int:
+        """Return the slot of the name, or an empty one, or that of the ghost next to its end."""
+        slots = self._slots
+        place, least = 0, float("inf")
+        for slot in self._bucket(name_hash):
+            held = slots[slot]
+            if not held or held >> _NAME_SHIFT == name_hash:
+                return slot
+            left = lives[held & _FREQUENT] - self._age(held)
+            if left < least:
+                place, least = slot, left
+        return place
+
+    def _age(self, held: int) -> int:
+        return self._evictions[held & _FREQUENT] - (held >> 1) & _WHEN_MASK
 
     def _uncount(self, held: int) -> None:
         self.counts[held & _FREQUENT] -= 1
 
-    def _recount(self, slots: NDArray[np.uint64]) -> None:
-        frequent = int(np.count_nonzero(slots & np.uint64(_FREQUENT)))
-        self.counts = [int(np.count_nonzero(slots)) - frequent, frequent]
-
     def _widen(self) -> None:
-        """Double the slots: one more bit of each name chooses its slot."""
+        """Double the slots: one more bit of each name chooses its bucket."""
         old = np.asarray(self._slots)
         old = old[old != 0]
-        slots = np.zeros(2 * len(self._slots), np.uint64)
-        slots[(old >> np.uint64(_NAME_SHIFT)) & np.uint64(len(slots) - 1)] = old
+        buckets = 2 * len(self._slots) // _BUCKET
+        number = (old >> np.uint64(_NAME_SHIFT)) & np.uint64(buckets - 1)
+        order = np.argsort(number, kind="stable")
+        old, number = old[order], number[order]
+        # A bucket is divided in two, so none has more than it holds.
+        place = np.arange(len(old)) - np.searchsorted(number, number)
+        slots = np.zeros(buckets * _BUCKET, np.uint64)
+        slots[number.astype(np.intp) * _BUCKET + place] = old
         self._slots = slots.data
-        self._recount(slots)
 
 
 #: A miniature cache holds at least this many blocks, if the pool does, and less than twice as many.

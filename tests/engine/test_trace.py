@@ -18,7 +18,7 @@ from tests.support.store.trace import TRACE, Habits, replay_cleaned
 #: Cache in percent of all blocks -> policy -> prefix hits and blocks written, in percent of all
 #: accesses.
 KNOWN: Final = {
-    1: {"lru": (5.2, 95), "arc": (6.4, 94), "adaptive": (9.5, 89.5)},
+    1: {"lru": (5.2, 95), "arc": (6.4, 94), "adaptive": (9.9, 89)},
     2: {"lru": (7.9, 92), "arc": (9.0, 91), "adaptive": (14.4, 85)},
     5: {"lru": (19.5, 80), "arc": (21.0, 79), "adaptive": (21.2, 79)},
     10: {"lru": (27.8, 72), "arc": (28.4, 72), "adaptive": (27.9, 72)},
