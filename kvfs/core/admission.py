@@ -29,7 +29,7 @@ class Hint(IntEnum):
 
 
 #: Hits that a written block must bring, if nothing else is said (docs/simulate.md, "The price").
-PRICE: Final = 1 / 24
+PRICE: Final = 1 / 20
 #: Known blocks at the head of a burst: none; one, which many prompts share; more.
 _HEADS: Final = 3
 #: Lengths of what follows the known head, by their powers of two.

@@ -1,4 +1,4 @@
-"""Names that were asked for lately, and how often: a table in bytes, 16 of them a block. Pure.
+"""Names that were asked for lately, and how often: a table in bytes, 20 of them a block. Pure.
 
 A name may be in any slot of its bucket. The slots of a bucket are in the order of their last use,
 so that the one not used for longest falls off its end.
@@ -9,7 +9,7 @@ from typing import Final
 from kvfs.core.reuse import HASH_BITS
 
 #: Names that are remembered for each block of the pool: so many blocks back a return is still seen.
-NAMES_A_BLOCK: Final = 8
+NAMES_A_BLOCK: Final = 10
 _BUCKET: Final = 8
 #: How often a name was asked for; more often counts as so often.
 TIMES_MAX: Final = 4

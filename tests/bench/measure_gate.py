@@ -34,12 +34,7 @@ def main() -> None:
     stores = [[draw.getrandbits(32) for _ in range(_BURST)] for _ in range(_BURSTS)]
     loads = [[draw.getrandbits(32) for _ in range(_BURST)] for _ in range(_BURSTS)]
     store_us = _each_us(lambda at: gate.judge(stores[at], fresh))
-
-    def evict(at: int) -> None:
-        for name in loads[at]:
-            gate.evicted(name, 1, 1)
-
-    evict_us = _each_us(evict)
+    evict_us = _each_us(lambda at: _evict(gate, loads[at]))
     load_us = _each_us(lambda at: gate.judge(loads[at], held))
     core = (_STORES_S * (store_us + evict_us) + _LOADS_S * load_us) / 1e6
     print(
@@ -56,6 +51,11 @@ def main() -> None:
             indent=1,
         )
     )
+
+
+def _evict(gate: GatedLru, names: list[int]) -> None:
+    for name in names:
+        gate.evicted(name, 1, touches=1)
 
 
 def _each_us(call: Callable[[int], object]) -> float:
