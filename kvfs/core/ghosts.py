@@ -16,9 +16,9 @@ _WHEN_MASK: Final = (1 << 31) - 1
 _FREQUENT: Final = 1
 
 
-#: Slots in which a name may be. With one, other names overwrote so many ghosts that most long chains
-#: came back with a hole, and a chain with a hole is no prefix.
-_BUCKET: Final = 8
+#: Slots in which a name may be. With one, other names overwrote so many ghosts that most long
+#: chains came back with a hole, and a chain with a hole is no prefix.
+_PLACES: Final = 8
 
 
 class Ghosts:
@@ -66,8 +66,8 @@ class Ghosts:
         return None
 
     def _bucket(self, name_hash: int) -> range:
-        first = (name_hash & len(self._slots) // _BUCKET - 1) * _BUCKET
-        return range(first, first + _BUCKET)
+        first = (name_hash & len(self._slots) // _PLACES - 1) * _PLACES
+        return range(first, first + _PLACES)
 
     def _place_for(self, name_hash: int, lives: tuple[int, int]) -> int:
         """Return the slot of the name, or an empty one, or that of the ghost next to its end."""
@@ -92,14 +92,14 @@ class Ghosts:
         """Double the slots: one more bit of each name chooses its bucket."""
         old = np.asarray(self._slots)
         old = old[old != 0]
-        buckets = 2 * len(self._slots) // _BUCKET
+        buckets = 2 * len(self._slots) // _PLACES
         number = (old >> np.uint64(_NAME_SHIFT)) & np.uint64(buckets - 1)
         order = np.argsort(number, kind="stable")
         old, number = old[order], number[order]
         # A bucket is divided in two, so none has more than it holds.
         place = np.arange(len(old)) - np.searchsorted(number, number)
-        slots = np.zeros(buckets * _BUCKET, np.uint64)
-        slots[number.astype(np.intp) * _BUCKET + place] = old
+        slots = np.zeros(buckets * _PLACES, np.uint64)
+        slots[number.astype(np.intp) * _PLACES + place] = old
         self._slots = slots.data
 
 
