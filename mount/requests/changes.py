@@ -66,7 +66,10 @@ class Changes:
         If it takes a permission away, that is durable before the answer, so that a power loss
         does not give it back.
         """
-        self._files.asks.require_room()
+        opened = self._store.pool.open.inodes.get(ino)
+        if change.size_bytes is not None or (opened is not None and opened.writers):
+            # Its extent changes, too. Else only the index does, and later its identity.
+            self._files.asks.require_room()
         if fh is not None and change.size_bytes:
             await self._allocate_length(fh, change.size_bytes)
         if (change.mode, change.uid, change.gid) == (None, None, None):

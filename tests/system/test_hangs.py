@@ -109,9 +109,12 @@ def p99(kinds: dict[str, Calls]) -> dict[str, float]:
 
 def assert_unharmed(before: dict[str, float], kinds: dict[str, Calls], size: Size) -> None:
     """Expect that calls of *kinds* took no longer than usual, and none failed."""
-    shown = json.dumps({"before": before, "p99_s": p99(kinds), "longest_s": longest(kinds)})
+    errors = {name: sorted(calls.errors) for name, calls in kinds.items() if calls.errors}
+    shown = json.dumps(
+        {"before": before, "p99_s": p99(kinds), "longest_s": longest(kinds), "errors": errors}
+    )
     print(shown)
-    assert not any(calls.errors for calls in kinds.values()), shown
+    assert not errors, shown
     assert all(calls.p99_s <= before[name] + size.p99_more_s for name, calls in kinds.items()), (
         shown
     )

@@ -146,8 +146,9 @@ def waits_of_main_thread(server_pid: int) -> Iterator[list[str]]:
     def look() -> None:
         while not ends.wait(0.01):
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            if state == "D":
-                found.append((task / "wchan").read_text())
+            waits_in = (task / "wchan").read_text() if state == "D" else ""
+            if waits_in and "rcu" not in waits_in:  # a grace period of the kernel is no device
+                found.append(waits_in)
 
     thread = threading.Thread(target=look)
     thread.start()
