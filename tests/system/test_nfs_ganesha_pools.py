@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.support.kernel.calls import read_file, refused, tolerated, write_file
+from tests.support.kernel.calls import refused, tolerated, write_file
 from tests.support.kernel.file_handles import FileHandle
 from tests.support.machines.own_network import Network, own_network
 from tests.support.mounts.mounting import Mounted, skip_without_mounts
@@ -24,8 +24,8 @@ from tests.support.nfs.ganesha import Export, Ganesha, why_no_ganesha
 pytestmark = pytest.mark.needs_fuse
 
 NAMES: Final = ("one", "two")
-#: Of a block: higher than the first ones, which not every pool gives to its first block.
-NODE: Final = 40
+#: Blocks, among which two pools have some of the same numbers.
+MORE: Final = 64
 #: Of what Ganesha puts before the handle of the file system: its version and flags, then the
 #: number of the export (file_handle_v3 of nfs_fh.h).
 EXPORT: Final = slice(2, 4)
@@ -52,15 +52,15 @@ class Pool(NamedTuple):
         self.mount.start()
         self.fill(content)
 
-    def give_node(self, node: int) -> FileHandle:
-        """Let K have the number *node*, higher than all so far; return its handle."""
-        content, number = read_file(self.mount.path / "K"), 0
-        while (handle := FileHandle.of(self.mount.path / "K")).node[0] < node:
-            (self.mount.path / "K").rename(self.mount.path / f"other{number}")
-            self.fill(content)
-            number += 1
-        assert handle.node[0] == node
-        return handle
+    def fill_more(self, content: bytes) -> dict[int, tuple[Path, FileHandle]]:
+        """Make more blocks with *content*; return them by the number of their node."""
+        made = {}
+        for number in range(MORE):
+            path = self.mount.path / f"more{number}"
+            write_file(path, content)
+            handle = FileHandle.of(path)
+            made[handle.node[0]] = path, handle
+        return made
 
 
 class Served(NamedTuple):
@@ -144,13 +144,17 @@ def test_a_handle_opens_nothing_in_a_pool_made_anew(served: Served) -> None:
     old pool is also asked for under the number that the new one has.
     """
     with served.client(3, "one") as three:
-        before = served.pools["one"].give_node(NODE)
+        one = served.pools["one"]
+        before_all = one.fill_more(b"one")
         held = Held.of(three)
         assert held.read(held.handle) == b"one"
         served.server.stop()
-        served.pools["one"].make_anew(b"new")
+        one.make_anew(b"new")
+        after_all = one.fill_more(b"new")
+        node = min(before_all.keys() & after_all.keys())
+        (_, before), (path, after) = before_all[node], after_all[node]
+        path.rename(one.mount.path / "K")
         served.server.start()
-        after = served.pools["one"].give_node(NODE)
         with refused(ESTALE):
             held.read(held.handle)
         for version in (3, 4):
