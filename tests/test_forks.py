@@ -74,6 +74,14 @@ def told_by(start: Start, place: Path, **more: object) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sigio_is_not_ignored() -> Iterator[None]:
+    """As when this process began: a test may have made extents since (``standing``)."""
+    before = signal.signal(signal.SIGIO, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGIO, before)
+
+
 @contextlib.contextmanager
 def forks_only() -> Iterator[None]:
     """Fail if anything is started by exec inside the block."""
