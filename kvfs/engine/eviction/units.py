@@ -87,10 +87,14 @@ class Units:
 
     def _beside(self, directory: InodeNo) -> Iterator[Victim]:
         """Yield the files of *directory* itself."""
+        return (one for one in self._children(directory) if stat.S_ISREG(one[1].mode))
+
+    def _children(self, directory: InodeNo) -> Iterator[Victim]:
+        """Yield what is in *directory* itself and can be read."""
         for children in self._pool.index.below(directory, _READ_AT_ONCE):
             for ino, _ in children:
                 record = self._pool.index.inode_or_miss(ino)
-                if record is not None and stat.S_ISREG(record.mode):
+                if record is not None:
                     yield ino, record
 
     def members(self, ino: InodeNo, record: InodeRecord) -> list[Victim]:
@@ -176,21 +180,17 @@ class Units:
 
     def _files(self, root: InodeNo, *, all_below: bool = False) -> Iterator[Victim]:
         """Yield the files of the unit of *root*, one more than it may have at most."""
-        index, policies, count = self._pool.index, self._pool.rules.policies, 0
+        policies, count = self._pool.rules.policies, 0
         waiting = [root]
         while waiting:
-            for children in index.below(waiting.pop(), _READ_AT_ONCE):
-                for ino, _ in children:
-                    record = index.inode_or_miss(ino)
-                    if record is None:
-                        continue
-                    if stat.S_ISREG(record.mode):
-                        yield ino, record
-                    elif stat.S_ISDIR(record.mode) and (all_below or policies.of(ino).unit == root):
-                        waiting.append(ino)
-                    count += 1
-                    if count > NAMES_MAX:
-                        return
+            for ino, record in self._children(waiting.pop()):
+                if stat.S_ISREG(record.mode):
+                    yield ino, record
+                elif stat.S_ISDIR(record.mode) and (all_below or policies.of(ino).unit == root):
+                    waiting.append(ino)
+                count += 1
+                if count > NAMES_MAX:
+                    return
 
 
 def _goes_with(record: InodeRecord) -> bool:
