@@ -10,6 +10,7 @@ import stat
 import struct
 from typing import Final
 
+from kvfs.core.inode_rules import blank_record
 from kvfs.core.lifecycle import HELD, UNFINISHED, State
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord, Sequence
 
@@ -51,22 +52,10 @@ def new_alias(
     *maker*: the tgid and birth of the process that linked it.
     """
     tgid, birth = maker
-    return InodeRecord(
-        mode=_NO_KIND,
-        uid=record.uid,
-        gid=record.gid,
+    blank = blank_record(record.parent, record.name, _NO_KIND, record.uid, record.gid, now_ns)
+    return blank._replace(
         state=State.ALIAS,
-        size_bytes=0,
-        allocated_bytes=0,
-        atime_ns=now_ns,
-        mtime_ns=now_ns,
-        ctime_ns=now_ns,
-        btime_ns=now_ns,
-        parent=record.parent,
-        entries=0,
-        subdirs=0,
         sequence=sequence,
-        name=record.name,
         target=_TARGET.pack(block),
         maker_tgid=tgid,
         maker_birth=birth,
