@@ -11,9 +11,10 @@ import yaml
 
 from kvfs.core.settings import Settings
 from tests.support.mounts.mounting import ROOT
+from tests.support.rules.helm import HelmRefused, lint, render, skip_without_helm
 from tests.support.rules.metric_document import promtool
 
-helm = pytest.importorskip("helm_python.chart", reason="Helm's library is for x86_64")
+skip_without_helm()
 
 CHART: Final = ROOT / "docs" / "kubernetes" / "chart"
 EXAMPLE: Final = ROOT / "docs" / "kubernetes" / "daemonset.yaml"
@@ -47,8 +48,7 @@ CHOICES: Final = pytest.mark.parametrize(
 
 def rendered(values: dict[str, Any], name: str = "kvfs") -> dict[str, dict[str, Any]]:
     """Return what the chart comes to with *values*, by kind."""
-    with helm.Chart.load(CHART) as chart:
-        files = chart.render(values=values, name=name, namespace="kube-system")
+    files = render(CHART, values, name)
     texts = [text for path, text in files.items() if path.endswith(".yaml")]
     made = [one for text in texts for one in yaml.safe_load_all(text) if one]
     assert len({one["kind"] for one in made}) == len(made)
@@ -57,7 +57,7 @@ def rendered(values: dict[str, Any], name: str = "kvfs") -> dict[str, dict[str, 
 
 @CHOICES
 def test_helm_has_nothing_to_say(values: dict[str, Any]) -> None:
-    found = helm.lint(CHART, values, strict=True)
+    found = lint(CHART, values)
     assert found["total_charts_linted"] == 1
     assert found["errors"] == []
     assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
@@ -129,5 +129,5 @@ def test_the_operator_scrapes_what_is_there_and_has_the_rules(tmp_path: Path) ->
     ids=["unknown", "relative", "given elsewhere", "nothing to scrape"],
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any], what: str) -> None:
-    with pytest.raises(Exception, match=what):
+    with pytest.raises(HelmRefused, match=what):
         rendered(values)

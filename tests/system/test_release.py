@@ -17,9 +17,10 @@ import yaml
 from tests.support.machines.bare_root import BareRoot
 from tests.support.mounts.mounting import ROOT, loop_device
 from tests.support.rules.documented import statements
+from tests.support.rules.helm import render, skip_without_helm
 
 pytestmark = pytest.mark.proof
-helm = pytest.importorskip("helm_python.chart", reason="Helm's library is for x86_64")
+skip_without_helm()
 
 #: Each Debian with what stands in the version of its package.
 DEBIANS: Final = {"bookworm": "deb12", "trixie": "deb13"}
@@ -97,8 +98,7 @@ def test_the_image_has_the_command_and_starts_the_server(
 
 
 def test_the_chart_asks_for_the_image_of_its_release(release: Path, version: str) -> None:
-    with helm.Chart.load(release / f"kvfs-{version}.tgz") as chart:
-        made = chart.render(name="kvfs", namespace="kube-system")
+    made = render(release / f"kvfs-{version}.tgz", {}, "kvfs")
     daemon = yaml.safe_load(made["kvfs/templates/daemonset.yaml"])
     (container, _) = daemon["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"kvfs:{version.replace('+', '-')}"

@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.one_da
 
 MIB = 1 << 20
 BLOCKS = 12
+#: Of what was read, that much is in memory: the kernel may take a page again for other tests.
+SHARE = 0.99
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +79,10 @@ def test_files_and_directories_are_in_memory_afterwards(pool: Mounted) -> None:
     chill(pool)
     done = warm(pool.path / "a")
     assert (done["blocks"], done["bytes"]) == (BLOCKS // 2, BLOCKS // 2 * MIB)
-    assert BLOCKS // 2 * MIB <= cached_bytes(pool) < BLOCKS * MIB
+    assert BLOCKS // 2 * MIB * SHARE <= cached_bytes(pool) < BLOCKS * MIB * SHARE
     said = run_kvfs("warm", str(pool.path / "a" / "0.data"), str(pool.path / "b")).stdout
     assert said.startswith("7 blocks, 7 MiB read in ")
-    assert cached_bytes(pool) >= BLOCKS * MIB
+    assert cached_bytes(pool) >= BLOCKS * MIB * SHARE
 
 
 def test_no_more_and_no_faster_than_asked(pool: Mounted) -> None:
@@ -111,7 +113,7 @@ def test_a_list_on_standard_input(pool: Mounted) -> None:
     told = json.loads(done.stdout)
     assert told["blocks"] == BLOCKS // 2
     assert told["left"] == {"gone": 1, "not on this mount": 1, "not a file": 2}
-    assert cached_bytes(pool) >= BLOCKS // 2 * MIB
+    assert cached_bytes(pool) >= BLOCKS // 2 * MIB * SHARE
 
 
 def test_what_was_hottest_before_the_last_stop(pool: Mounted) -> None:
@@ -124,7 +126,7 @@ def test_what_was_hottest_before_the_last_stop(pool: Mounted) -> None:
     chill(pool)
     done = warm("--hottest", pool.path)
     assert done["blocks"] == BLOCKS
-    assert cached_bytes(pool) >= BLOCKS * MIB
+    assert cached_bytes(pool) >= BLOCKS * MIB * SHARE
 
 
 @pytest.mark.parametrize(
