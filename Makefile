@@ -18,6 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Flags for the demo and for pytest, e.g. make demo DEMO="--bytes 4GiB", make test TESTS=tests/core.
 DEMO ?=
+# A file with proofs, which is waited for; without it all of them run behind this shell.
+PROOF ?=
 # A connector whose own code the demo runs, on kvfs and on a plain directory: lmcache.
 CONNECTOR ?=
 TESTS ?=
@@ -71,7 +73,7 @@ release:
 
 proof: $(VENV)/.test connectors
 	sh make/system.sh make/packages-proof.txt
-	sh make/proof.sh
+	$(VENV)/bin/python -m make.proofs $(or $(PROOF),--background)
 
 system:
 	sh make/system.sh make/packages-runtime.txt make/packages-test.txt
