@@ -24,6 +24,7 @@ from kvfs.machine.mount_table import kvfs_at
 
 #: From SIGTERM to SIGKILL for a server that did not come up in time.
 _GRACE_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.01
 _OUTCOME_MAX_BYTES: Final = 64 * 1024
 
 
@@ -93,6 +94,20 @@ def _stop(supervisor: "subprocess.Popen[bytes]") -> None:
         os.killpg(supervisor.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             supervisor.wait(_GRACE_S)
+        _await_end_of_group(supervisor.pid)
+
+
+def _await_end_of_group(group: int) -> None:
+    """Wait until no process of *group* is left, _GRACE_S at most.
+
+    The server is none of our children: until it has ended too, its mount is one that is served, and
+    stays.
+    """
+    deadline_s = time.monotonic() + _GRACE_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline_s:
+            os.killpg(group, 0)
+            time.sleep(_LOOK_AGAIN_S)
 
 
 def _await_ready(server: "subprocess.Popen[bytes]", reading: int, wait_s: float) -> None:

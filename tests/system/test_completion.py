@@ -15,7 +15,7 @@ import pytest
 from kvfs.cli.main import VERBS
 from make.completion import PLACES, completions
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 90.0
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\r\x07\x08]")
 
 

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mounts.mounting import ROOT
+from tests.support.mounts.mounting import COMMAND_WAIT_S, ROOT
 
 _NAMESPACE: Final = "kube-system"
-_WAIT_S: Final = 60.0
 
 
 class HelmRefused(Exception):
@@ -52,7 +51,7 @@ def _ask(verb: str, chart: Path, values: dict[str, Any], name: str) -> dict[str,
         check=True,
         cwd=ROOT,
         text=True,
-        timeout=_WAIT_S,
+        timeout=COMMAND_WAIT_S,
     )
     told: dict[str, Any] = json.loads(done.stdout)
     if why := told.get("refused"):
