@@ -143,7 +143,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             port.readers if settings.fast_lane else None,
             port.store.pool.background.run_one,
         )
-        self.files = Files(port, self.channel, settings.io_threads)
+        self.files = Files(port, self.channel)
         # To the kernel an inode whose generation changes is bad (fuse_stale_inode()).
         alike = of.takes_over and of.notes.get(_GENERATIONS_NOTE) is None
         if not alike:

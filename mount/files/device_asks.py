@@ -133,20 +133,45 @@ class DeviceAsks:
         The descriptor is its own: it may go on when nobody waits for it any more. Raises
         DeviceSilent, and what *work* raises.
         """
-        transfers = self._background.transfers
-        if transfers.is_crowded and self._probe.is_suspect:
-            self._refuse()
-        own_fd, results, wait = os.dup(fd), list[R](), _Wait()
+        self._require_thread()
+        own_fd = os.dup(fd)
 
-        def do() -> Callable[[], None]:
+        def do() -> R:
             try:
-                result = work(own_fd)
+                return work(own_fd)
             finally:
                 os.close(own_fd)
-            return functools.partial(results.append, result)
 
-        transfers.submit(do, wait.end, failed=wait.fail)
-        await self._until(wait, about_to_wait, stores=stores)
+        return await self._in_thread(do, about_to_wait, stores=stores)
+
+    async def compare(self, work: Callable[[], R], *, stores: bool) -> R:
+        """Return what *work* does in a thread, for a handler: it reads a whole block.
+
+        That may take longer than the deadline, as long as the device answers. Raises DeviceSilent,
+        and what *work* raises.
+        """
+        self._require_thread()
+        return await self._in_thread(work, None, stores=stores, is_long=True)
+
+    def _require_thread(self) -> None:
+        if self._background.transfers.is_crowded and self._probe.is_suspect:
+            self._refuse()
+
+    async def _in_thread(
+        self,
+        work: Callable[[], R],
+        about_to_wait: AboutToWait | None,
+        *,
+        stores: bool,
+        is_long: bool = False,
+    ) -> R:
+        results, wait = list[R](), _Wait()
+
+        def do() -> Callable[[], None]:
+            return functools.partial(results.append, work())
+
+        self._background.transfers.submit(do, wait.end, failed=wait.fail)
+        await self._until(wait, about_to_wait, stores=stores, is_long=is_long)
         return results[0]
 
     def require_answers(self, since_s: float) -> None:
@@ -155,19 +180,24 @@ class DeviceAsks:
             self._refuse()
 
     async def _until(
-        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool
+        self,
+        wait: "_Wait",
+        about_to_wait: AboutToWait | None,
+        *,
+        stores: bool,
+        is_long: bool = False,
     ) -> None:
         if not wait.done.is_set():
             self._waiting += 1
             try:
-                await self._wait_for(wait, about_to_wait, stores=stores)
+                await self._wait_for(wait, about_to_wait, stores=stores, is_long=is_long)
             finally:
                 self._waiting -= 1
         if wait.error is not None:
             raise wait.error
 
     async def _wait_for(
-        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool
+        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool, is_long: bool
     ) -> None:
         """Return when *wait* is over. Raises DeviceSilent if that takes too long.
 
@@ -187,8 +217,9 @@ class DeviceAsks:
                     resume = about_to_wait()
                 self._probe.hurry()
                 refusable = stores or self._waiting > _WAITING_MAX
-                is_late = trio.current_time() >= until_s
-                if is_late or (refusable and self._probe.is_suspect):
+                is_suspect = self._probe.is_suspect
+                is_late = trio.current_time() >= until_s and (is_suspect or not is_long)
+                if is_late or (refusable and is_suspect):
                     self._refuse()
         finally:
             if resume is not None:

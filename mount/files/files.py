@@ -7,8 +7,7 @@ kernel reaches the bytes. An inode stays on one data path from its first handle 
 import os
 import stat
 import time
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
@@ -33,7 +32,6 @@ from mount.files.kernel_port import KernelPort
 from mount.files.space_wait import SpaceQueue
 from mount.fuse.wire import Grant
 
-R = TypeVar("R")
 #: How often a caller that waits for durability checks.
 _SYNC_LOOK_S: Final = 0.002
 _WRITABLE: Final = (os.O_WRONLY, os.O_RDWR)
@@ -49,7 +47,7 @@ def is_writer(flags: int) -> bool:
 class Files:
     """All open files and directories of one mount."""
 
-    def __init__(self, port: KernelPort, request: PresentRequest, io_threads: int) -> None:
+    def __init__(self, port: KernelPort, request: PresentRequest) -> None:
         self.store = port.store
         self.handles = port.handles
         self.readers = port.readers
@@ -58,7 +56,6 @@ class Files:
         self._makers = port.store.pool.rules.leases.processes
         self.callers = Callers(request, port, self._makers)
         self._shares = port.handles.shares
-        self.limiter = trio.CapacityLimiter(io_threads)
         self.about_to_wait = request.about_to_wait
         self.asks = DeviceAsks(
             port.store.pool.background,
@@ -367,14 +364,6 @@ class Files:
                 self.asks.require_answers(since_s)
                 await trio.sleep(_SYNC_LOOK_S)
                 pool.background.run_one()
-        finally:
-            resume()  # no checkpoint from here until the answer is written
-
-    async def in_thread(self, work: Callable[..., R], *args: object) -> R:
-        """Do *work* in a thread, and answer other requests meanwhile."""
-        resume = self.about_to_wait()
-        try:
-            return await trio.to_thread.run_sync(work, *args, limiter=self.limiter)
         finally:
             resume()  # no checkpoint from here until the answer is written
 

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import pyfuse3
@@ -18,7 +19,7 @@ from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
 from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
-from mount.files.files import Files
+from mount.files.files import NOT_A_READER, Files
 from mount.fuse.errno_map import answered, awaited
 from mount.fuse.libfuse_pair import NAME_OF_TMPFILE
 from mount.fuse.wire import FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, Grant
@@ -249,18 +250,21 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_TRUNC:
             await self._files.find_room_to_begin()
         elif self._store.verifier.is_due(InodeNo(inode)):
-            await self._verify(InodeNo(inode))
+            await self._verify(InodeNo(inode), stores=bool(flags & NOT_A_READER))
         fh, grant = self._files.open(InodeNo(inode), flags)
         await self._files.settle_rewrite(fh)
         return self._file_info(fh, grant)
 
-    async def _verify(self, ino: InodeNo) -> None:
-        """Compare *ino* with its checksum. Raises DeadInode if its bytes are wrong; OSError."""
+    async def _verify(self, ino: InodeNo, *, stores: bool) -> None:
+        """Compare *ino* with its checksum.
+
+        Raises DeadInode if its bytes are wrong; DeviceSilent, at once for an open that *stores*.
+        """
         verifier = self._store.verifier
         look = verifier.begin(ino)
         if look is None:
             return
-        verdict = await self._files.in_thread(verifier.read, look)
+        verdict = await self._files.asks.compare(partial(verifier.read, look), stores=stores)
         if not verifier.judge(look, verdict):
             raise DeadInode(f"inode {ino} has other bytes than were stored")
 

@@ -63,7 +63,7 @@ class Desk:
         settings = dataclasses.replace(machine.settings, data_path="daemon", notifications=False)
         port = KernelPort(-1, settings, handles, lambda port: machine.start(kernel=port).engine)
         self.store = machine.store
-        self.files = Files(port, PresentRequest(), io_threads=1)
+        self.files = Files(port, PresentRequest())
         self.transfers = Transfers(self.files)
         self.ino = put(self.store, ROOT_INODE, b"block", DATA)
         settle(self.store)  # what may go is known then

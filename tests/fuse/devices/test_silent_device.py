@@ -84,6 +84,23 @@ def test_a_load_that_needs_the_device_ends(drive: FailingDrive) -> None:
         assert (mounted.path / "block").read_bytes() == DATA
 
 
+def test_an_open_that_is_compared_first_ends(drive: FailingDrive, data_path: str) -> None:
+    """[device-aside] The server reads the block for that: a load ends late, a store at once."""
+    flags = ("--set=verify=open", "--set=checksum_share=1", "--set=device_deadline_s=2")
+    with mounted_on(drive, data_path, *SETTINGS, *flags) as mounted:
+        store(mounted.path, "block")
+        run_kvfs("sync", str(mounted.path))
+        mounted.stop()
+        mounted.start()
+        os.stat(mounted.path / "block")
+        with drive.silent():
+            for how in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND):
+                with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                    os.open(mounted.path / "block", how)
+        until(lambda: mounted.status()["device_state"] == "serving", "it answers again")
+        assert (mounted.path / "block").read_bytes() == DATA
+
+
 def test_while_nobody_stores_names_and_cached_bytes_are_served(
     drive: FailingDrive, data_path: str
 ) -> None:

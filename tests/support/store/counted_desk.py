@@ -53,7 +53,7 @@ class CountedDesk:
         )
         self.store = machine.store
         self.path = port.path = CountedPath()
-        self.files = Files(port, PresentRequest(), io_threads=2)
+        self.files = Files(port, PresentRequest())
         self.transfers = Transfers(self.files)
 
     def create(self, name: bytes, flags: int = NEW) -> tuple[int, InodeNo]:

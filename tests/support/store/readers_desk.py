@@ -47,7 +47,7 @@ class Desk:
         self.port.writers_run_free = False  # who writes here asks
         self.store, self.path, self.removed = machine.store, self.port.path, self.port.unnamed
         self.request = PresentRequest()
-        self.files = Files(self.port, self.request, io_threads=1)
+        self.files = Files(self.port, self.request)
 
     def close(self) -> None:
         """Stop the store, and close the table, whose mapping holds a descriptor of its own."""
