@@ -158,6 +158,41 @@ def test_what_a_sync_waited_for_is_due_at_once() -> None:
     assert due(ledger, 24) == [0]
 
 
+def test_while_the_drive_hangs_no_block_gets_older() -> None:
+    ledger = noted(20, 40)
+    ledger.silences_ns += [(25, 28), (41, 60)]
+    assert due(ledger, 32) == []
+    assert due(ledger, 33) == [0], "30, and three that did not count"
+    assert due(ledger, 60) == [0], "one of the window's ten has passed for the second"
+    assert due(ledger, 68) == [0]
+    assert due(ledger, 69) == [1]
+
+
+def test_the_power_may_go_at_the_end_of_a_silence() -> None:
+    ledger = noted(20)
+    ledger.silences_ns.append((30, 50))
+    assert ledger.latest_ns(25, 29) == 25
+    assert ledger.latest_ns(25, 55) == 50
+    assert ledger.latest_ns(31, 55) == 50, "its last write came in it"
+    assert ledger.latest_ns(55, 60) == 55
+
+
+def test_cuts_are_in_a_silence_or_right_behind_it(place: Path) -> None:
+    recording = written(place, OPS)
+    plain = [cut.end for cut in draw_cuts(recording, 200, 1, len(OPS))]
+    silent = [cut.end for cut in draw_cuts(recording, 200, 1, len(OPS), [4])]
+    assert max(silent) <= len(OPS)
+    assert silent.count(3) > plain.count(3), "request number 3 came at 4"
+
+
+def test_a_block_that_was_refused_in_the_middle_is_never_anothers() -> None:
+    ledger = noted(20)
+    ledger.blocks[0].spoilt = True
+    whole = made(0, (0,), SECTOR_BYTES)
+    assert ledger.fault("a/00000", whole[:100]) is None
+    assert ledger.fault("a/00000", b"x" + whole[1:]) == "garbled"
+
+
 def test_a_block_is_there_under_any_name_of_its_directory_and_not_older_than_due() -> None:
     ledger = noted(20, 40)
     old, new = (made(0, (number,), SECTOR_BYTES) for number in range(2))

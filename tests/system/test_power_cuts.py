@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.usefix
 
 RECORDED_S = 8.0
 #: Several servers end in it, and the window passes if blocks age.
-TAKEN_OVER_S = {During.AGEING: 24.0, During.HONOURED: 12.0}
+TAKEN_OVER_S = {During.AGEING: 24.0, During.HONOURED: 12.0, During.HANGING: 24.0}
 ALL_WAYS = (*RENAMED, *IN_PLACE)
 #: In a pool that is full of blocks written in place nothing can be evicted while the writer lives.
 WAYS = {Kind.ROOMY: ALL_WAYS, Kind.FULL: RENAMED, Kind.PLAIN: RENAMED}
@@ -41,6 +41,10 @@ PROOF_S = 40.0
 TAKEN_OVER = {
     During.AGEING: ("--set", "durable_within_s=8", "--set", "index_log_s=5"),
     During.HONOURED: ("--set", "durable_within_s=0", "--set", "index_log_s=5", "--fsync=honour"),
+    During.HANGING: (
+        *("--set", "durable_within_s=8", "--set", "index_log_s=2", "--fsync=honour"),
+        *("--set", "device_silent_s=1"),
+    ),
 }
 TAKEN_OVER_LATE_S = 4.0
 #: How a verdict says that a block, or an attribute, is missing or old, and not wrong.
@@ -58,6 +62,10 @@ def hold(done: Proof) -> None:
     assert not wrong, "\n".join(wrong)
     assert sum(tally.due for tally in done.tallies.values()) > 0
     assert (done.evicted_blocks > 0) == (done.plan.kind is Kind.FULL)
+    if done.plan.during is During.HANGING:
+        assert done.takeovers["hangs"] > 0
+        assert done.takeovers["copies"] > 0
+        assert done.refused_calls > 0
 
 
 @pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
@@ -67,12 +75,18 @@ def test_twenty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -
 
 
 @pytest.mark.parametrize(
-    ("path", "during"), [("daemon", During.HONOURED), ("passthrough", During.AGEING)]
+    ("path", "during"),
+    [
+        ("daemon", During.HONOURED),
+        ("passthrough", During.AGEING),
+        ("daemon", During.HANGING),
+        ("passthrough", During.HANGING),
+    ],
 )
 def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(
     path: str, during: During
 ) -> None:
-    """[durable-taken-over] SIGKILL and upgrades, and fsyncs that are honoured."""
+    """[durable-taken-over] SIGKILL and upgrades, fsyncs that are honoured, a drive that hangs."""
     if not kernel_has_passthrough():
         pytest.skip("the kernel sends nothing again")
     hold(prove(taken_over(Kind.ROOMY, SEED, TAKEN_OVER_S[during], 16, path, during)))
@@ -103,8 +117,8 @@ def tracker() -> None:
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("tracker")
-def test_five_hundred_images_of_servers_that_end() -> None:
-    """Kills, upgrades and honoured fsyncs in every recording, on both data paths."""
+def test_seven_hundred_images_of_servers_that_end() -> None:
+    """Kills, upgrades, honoured fsyncs and drives that hang, on both data paths."""
     plans = [
         taken_over(kind, SEED + number, PROOF_S, 64, path, during)
         for number, (path, during) in enumerate(product(("daemon", "passthrough"), During))
@@ -113,7 +127,7 @@ def test_five_hundred_images_of_servers_that_end() -> None:
     for done in prove_all(plans):
         hold(done)
         assert done.takeovers["kills"] > 0
-        assert (done.fsyncs > 0) == (done.plan.during is During.HONOURED)
+        assert (done.fsyncs > 0) == (done.plan.during is not During.AGEING)
 
 
 @pytest.mark.proof

@@ -8,7 +8,7 @@ durable is copied on from one to the next.
 import mmap
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +21,9 @@ from tests.support.devices.power_cuts.recording import FLUSH, Recording, copy_da
 _LIES_MOST: Final = 12
 #: What was written twice lies mostly in this many windows before the cut.
 _PAGE_BYTES: Final = 4096
+#: How many cuts are in a silence, or among so many requests behind it.
+_SILENT_SHARE: Final = 0.4
+_BEHIND_OPS: Final = 200
 
 
 class Mode(StrEnum):
@@ -43,11 +46,17 @@ class Cut(NamedTuple):
     seed: int
 
 
-def draw_cuts(recording: Recording, count: int, seed: int, last_ns: int) -> list[Cut]:
-    """Return *count* cuts before *last_ns*, of all modes in turn, by their time."""
+def draw_cuts(
+    recording: Recording, count: int, seed: int, last_ns: int, silences_ns: Sequence[int] = ()
+) -> list[Cut]:
+    """Return *count* cuts before *last_ns*, of all modes in turn, by their time.
+
+    A share of them is in one of the silences that ended at *silences_ns*, or right behind it.
+    """
     draw = random.Random(seed)
     ends = int(np.searchsorted(recording.t_ns, last_ns))
     twice = [int(op) for op in recording.written_twice() if op < ends]
+    ends_of_silences = [int(op) for op in np.searchsorted(recording.t_ns, silences_ns)]
     modes = list(Mode)
     cuts = []
     for number in range(count):
@@ -58,6 +67,9 @@ def draw_cuts(recording: Recording, count: int, seed: int, last_ns: int) -> list
             op = draw.choice(twice)
             flushes = recording.flushes[np.searchsorted(recording.flushes, op) :]
             end = draw.randint(op + 1, int(flushes[0]) if len(flushes) else ends)
+        if ends_of_silences and draw.random() < _SILENT_SHARE:
+            end = draw.choice(ends_of_silences) + draw.choice((0, draw.randint(1, _BEHIND_OPS)))
+            end = min(end, ends)
         cuts.append(Cut(number, mode, end, draw.getrandbits(32)))
     return sorted(cuts, key=lambda cut: cut.end)
 

@@ -20,6 +20,8 @@ TEMPORARY: Final = ".tmp"
 #: How a block was stored that was linked to its name before it was closed.
 LINKED: Final = "linked"
 _NEVER: Final = 1 << 62
+#: What a block never is, whatever became of its last write.
+_NEVER_RIGHT: Final = ("another's", "garbled")
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Block:
     publications: list[Publication] = field(default_factory=list)
     #: When a call began that may take it away or replace it.
     disturbed_ns: list[int] = field(default_factory=list)
+    #: A write to it in place was refused: nobody knows which of its bytes are new.
+    spoilt: bool = False
 
     @property
     def name(self) -> str:
@@ -92,9 +96,14 @@ class Ledger:
     #: How many servers ended how while it was recorded, and honoured fsyncs.
     takeovers: Counter[str] = field(default_factory=Counter)
     fsyncs: int = 0
+    #: Calls that were refused because the drive hung.
+    refused_calls: int = 0
+    #: From when until when the drive answered nothing, the oldest first.
+    silences_ns: list[tuple[int, int]] = field(default_factory=list)
     #: When a ``kvfs sync``, or an honoured fsync, began and when it had returned.
     synced_ns: list[tuple[int, int]] = field(default_factory=list)
-    #: How old a block gets at most before it is durable; None: nobody promises.
+    #: How old a block gets at most before it is durable, without the time in which the drive hung;
+    #: None: nobody promises.
     window_s: float | None = None
 
     def save(self, path: Path) -> None:
@@ -116,7 +125,8 @@ class Ledger:
         for publication in reversed(block.publications):
             if data == content(block.number, publication.versions, publication.size_bytes):
                 return None
-        return fault_of(data, block.number)
+        found = fault_of(data, block.number)
+        return None if block.spoilt and found not in _NEVER_RIGHT else found
 
     def has_first_name(self, path: str, data: bytes) -> bool:
         """Whether *data* is that of a block that lost the temporary name at *path* by its link."""
@@ -165,8 +175,27 @@ class Ledger:
         """Return up to when what was acknowledged is durable at a cut."""
         durable_ns = max((begun for begun, done in self.synced_ns if done <= cut_ns), default=0)
         if self.window_s is not None:
-            durable_ns = max(durable_ns, cut_ns - int(self.window_s * 1e9))
+            durable_ns = max(durable_ns, self._before_ns(cut_ns, int(self.window_s * 1e9)))
         return durable_ns
+
+    def _before_ns(self, at_ns: int, window_ns: int) -> int:
+        """Return when it was *window_ns* before *at_ns*, not counting while the drive hung."""
+        for begun_ns, ended_ns in reversed(self.silences_ns):
+            if begun_ns < at_ns:
+                answered_ns = max(0, at_ns - ended_ns)
+                if window_ns <= answered_ns:
+                    break
+                at_ns, window_ns = begun_ns, window_ns - answered_ns
+        return at_ns - window_ns
+
+    def latest_ns(self, last_ns: int, next_ns: int) -> int:
+        """Return until when the power may go between two requests that came at these times.
+
+        A drive that hangs says nothing: what is promised holds as well at the end of its silence.
+        """
+        return max(
+            (ended for _, ended in self.silences_ns if last_ns < ended <= next_ns), default=last_ns
+        )
 
     def values(
         self, of: Block | Directory, name: str, cut_ns: int

@@ -28,11 +28,13 @@ from tests.support.devices.power_cuts.checker import (
     check_plain_image,
     check_pool_image,
 )
+from tests.support.devices.power_cuts.hangs import Hangs
 from tests.support.devices.power_cuts.images import Cut, Images, Mode, draw_cuts
 from tests.support.devices.power_cuts.ledger import Ledger
 from tests.support.devices.power_cuts.recording import Recorded, Recording, keep, recorded_drive
 from tests.support.devices.power_cuts.takeovers import During, TakeOvers
-from tests.support.devices.power_cuts.writer import CutWriter, Kernel
+from tests.support.devices.power_cuts.writer import CutWriter
+from tests.support.devices.power_cuts.writing_kernel import Kernel
 from tests.support.kernel.caches import pool_root
 from tests.support.mounts.mounting import CommandFailed, Mounted, mounted_at, run_kvfs, workplace
 from tests.support.mounts.supervised import Supervised
@@ -109,6 +111,8 @@ class Proof:
     #: How many servers ended how, and fsyncs that were honoured.
     takeovers: Counter[str] = field(default_factory=Counter)
     fsyncs: int = 0
+    #: Calls that were refused because the drive hung.
+    refused_calls: int = 0
     tallies: dict[Mode, Tally] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -128,7 +132,7 @@ class Proof:
         )
         if self.plan.during is not None:
             ends = ", ".join(f"{count} {how}" for how, count in sorted(self.takeovers.items()))
-            told += f"; {ends}, {self.fsyncs} fsyncs"
+            told += f"; {ends}, {self.fsyncs} fsyncs, {self.refused_calls} calls refused"
         if self.plan.kind is Kind.PLAIN:
             told = "tmp and rename, without fsync"
         columns = ("images", "blocks", "due", "lost", "refused", *FAULTS)
@@ -171,21 +175,30 @@ def _record(plan: Plan, place: Path) -> None:
                 _held_root(mount) as root,
             ):
                 kernel = Kernel(draw, root / "LOCK", root / "extents")
-                writer = CutWriter(mount.path, kernel, draw, plan.ways)
+                hanging = plan.during is During.HANGING
+                writer = CutWriter(mount.path, kernel, draw, plan.ways, hangs=hanging)
                 within_s = mount.status()["durability"]["within_s"]
                 writer.ledger.window_s = within_s + plan.late_s if within_s else None
-                fsyncs = plan.during is During.HONOURED
-                takeovers = TakeOvers(mount, random.Random(plan.seed), fsyncs=fsyncs)
+                ends = random.Random(plan.seed)
+                hangs = Hangs(drive.drive, mount, kernel, ends)
+                takeovers = TakeOvers(
+                    mount,
+                    ends,
+                    fsyncs=plan.during is not During.AGEING,
+                    hangs=hangs if hanging else None,
+                )
                 with contextlib.nullcontext() if plan.during is None else takeovers:
                     writer.run(plan.seconds / 2, STORES_PER_S)
                     if plan.during is not During.AGEING:
                         writer.ledger.synced_ns.append(_sync(mount))
                     writer.run(plan.seconds / 2, STORES_PER_S)
                 status = mount.status()
+                takeovers.note_server()
                 ledger = writer.ledger
-                ledger.evicted_blocks = status["eviction"]["blocks"] + takeovers.evicted_blocks
+                ledger.evicted_blocks = takeovers.counts.pop("evicted")
                 ledger.late_blocks = status["durability"]["late"]
                 ledger.takeovers = takeovers.counts
+                ledger.silences_ns = hangs.silences_ns
                 ledger.synced_ns += takeovers.synced_ns
                 ledger.fsyncs = len(takeovers.synced_ns)
     ledger.save(place / "ledger")
@@ -228,13 +241,23 @@ def _check(plan: Plan, place: Path) -> Proof:
     logging.disable(logging.WARNING)  # each start says that the index is rebuilt
     recording = Recording(place / "record")
     ledger = Ledger.load(place / "ledger")
-    done = Proof(plan, ledger.evicted_blocks, ledger.late_blocks, ledger.takeovers, ledger.fsyncs)
+    done = Proof(
+        plan,
+        ledger.evicted_blocks,
+        ledger.late_blocks,
+        ledger.takeovers,
+        ledger.fsyncs,
+        ledger.refused_calls,
+    )
     kept = 0
     with workplace() as own:
         images = Images(recording, own)
-        for cut in draw_cuts(recording, plan.images, plan.seed, ledger.listings[-1].at_ns):
+        ends_ns = [ended for _, ended in ledger.silences_ns]
+        last_ns = ledger.listings[-1].at_ns
+        for cut in draw_cuts(recording, plan.images, plan.seed, last_ns, ends_ns):
             image = images.make(cut)
-            cut_ns = int(recording.t_ns[cut.end - 1])
+            before_ns, behind_ns = recording.t_ns[cut.end - 1 : cut.end + 1]
+            cut_ns = ledger.latest_ns(int(before_ns), int(behind_ns))
             if plan.kind is Kind.PLAIN:
                 verdict = check_plain_image(image, ledger, cut_ns, own / "mnt")
             elif cut.number % _MOUNTED_EVERY == _MOUNTED_EVERY - 1:

@@ -1,11 +1,11 @@
-"""A writer of self-proving blocks, in the ways of connectors, and a kernel that writes them back.
+"""A writer of self-proving blocks, in the ways of connectors.
 
 It notes each store in a ledger: before the first call what the block will be, after the last one
-that it was acknowledged. Between the calls the "kernel" writes back some part of a file, or the
-log, in an order that no program can rely on; the real one does so after up to half a minute.
+that it was acknowledged. Between the calls the "kernel" writes back (writing_kernel.py).
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import random
@@ -26,16 +26,14 @@ from tests.support.devices.power_cuts.ledger import (
     Publication,
     content,
 )
-from tests.support.devices.power_cuts.power import write_back
 from tests.support.devices.power_cuts.proving_blocks import SECTOR_BYTES, sectors_of
+from tests.support.devices.power_cuts.writing_kernel import PAGE_BYTES, Kernel
 
-PAGE_BYTES: Final = 4096
 #: LMCache's header, which it writes apart from the payload.
 HEADER_BYTES: Final = 28
 _SIZES_BYTES: Final = (4096, 20_000, 65_536, 100_028, 196_608)
 _BLOCKS_A_DIRECTORY: Final = 24
 _LIST_EVERY: Final = 6
-_CREATE: Final = os.O_RDWR | os.O_CREAT
 #: The ways of ``CutWriter``, the usual ones more often: whose blocks are published by a rename and
 #: never written again, and what else is done to names.
 RENAMED: Final = (
@@ -63,64 +61,37 @@ IN_PLACE: Final = (
 )
 
 
-class Kernel:
-    """Writes back what it likes, when it likes. Below kvfs that is an extent."""
-
-    def __init__(self, draw: random.Random, log: Path, extents: Path | None) -> None:
-        """*log* is a file whose change goes to the log; *extents* are kvfs's, if it is kvfs."""
-        self._draw = draw
-        self._log = log
-        self._extents = extents
-
-    def may_write(self, fd: int) -> None:
-        """Write back some of the open file *fd*, perhaps, and perhaps the log."""
-        if self._draw.random() < 0.5:
-            self._some_of(fd)
-        if self._draw.random() < 0.25:
-            self.force_log()
-
-    def force_log(self) -> None:
-        """Let what was logged reach the drive, and no data."""
-        fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(fd, 0o600)  # a change that is logged even with lazytime
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def _some_of(self, fd: int) -> None:
-        status = os.fstat(fd)
-        pages = -(-status.st_size // PAGE_BYTES)
-        if pages == 0:
-            return
-        first = self._draw.choice((0, 0, 1, self._draw.randrange(pages)))
-        count = self._draw.choice((1, pages, self._draw.randint(1, pages)))
-        path: Path | str = f"/proc/self/fd/{fd}"
-        if self._extents is not None:
-            path = self._extents / f"{status.st_ino & 0xFF:02x}" / f"{status.st_ino:016x}"
-        with contextlib.suppress(FileNotFoundError):  # evicted
-            extent_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                write_back(extent_fd, first * PAGE_BYTES, count * PAGE_BYTES)
-            finally:
-                os.close(extent_fd)
-
-
 class CutWriter:
     """Stores below *root* until told to end."""
 
     def __init__(
-        self, root: Path, kernel: Kernel, draw: random.Random, ways: Sequence[str]
+        self,
+        root: Path,
+        kernel: Kernel,
+        draw: random.Random,
+        ways: Sequence[str],
+        *,
+        hangs: bool = False,
     ) -> None:
-        """*ways* are names of the methods below."""
+        """*ways* are names of the methods below.
+
+        *hangs*: the drive may hang, and calls be refused for it (EIO).
+        """
         self.ledger = Ledger()
         self._root = root
         self._kernel = kernel
         self._draw = draw
+        self._hangs = hangs
         self._version = 0
         self._stores = 0
         #: Blocks that have their temporary name, too.
         self._linked: set[int] = set()
+        #: Of the present step: its block, what it has opened, and the path of that.
+        self._block: Block | None = None
+        self._fd: int | None = None
+        self._opened = ""
+        #: Blocks that were refused in the middle: what they were last is not known.
+        self._unsure: set[int] = set()
         self._ways: list[Callable[[], None]] = [getattr(self, way) for way in ways]
 
     def run(self, seconds: float, stores_per_s: float) -> None:
@@ -135,11 +106,36 @@ class CutWriter:
     def step(self) -> None:
         """Do one thing, in a way that is drawn."""
         way = self._draw.choice(self._ways)
-        # At first there is nothing yet to be changed.
-        (way if self._stores >= _LIST_EVERY else self.store_and_rename)()
+        if self._kernel.resting().locked() and way == self.store_direct:
+            way = self.store_and_rename  # it would wait for the drive, and do nothing else
+        self._block, self._fd, self._opened = None, None, ""
+        try:
+            # At first there is nothing yet to be changed.
+            (way if self._stores >= _LIST_EVERY else self.store_and_rename)()
+        except OSError as error:
+            if not self._hangs or error.errno != errno.EIO:
+                raise
+            self._give_up()
         self._stores += 1
         if self._stores % _LIST_EVERY == 0:
             self.list_names()
+
+    def _give_up(self) -> None:
+        """End a step that was refused in the middle, as a program does: without what it began."""
+        self.ledger.refused_calls += 1
+        block, in_place = self._block, not self._opened.endswith(TEMPORARY)
+        if block is None or block.publications[-1].acknowledged_ns <= time.monotonic_ns():
+            return
+        if self._opened:
+            if not in_place:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._opened)
+            if self._fd is not None:
+                os.close(self._fd)
+            block.spoilt = in_place
+            self._unsure.add(block.number)
+        elif len(block.publications) > 1:
+            block.publications.pop()
 
     def list_names(self) -> None:
         """Note which blocks are there."""
@@ -163,7 +159,7 @@ class CutWriter:
         block = self._new_block()
         publication, data = self._begin(block, LINKED)
         path = self._path(block)
-        fd = os.open(f"{path}{TEMPORARY}", _CREATE | os.O_EXCL, 0o644)
+        fd = self._create(f"{path}{TEMPORARY}", os.O_EXCL)
         half = len(data) // 2
         self._write(fd, data[:half], 0)
         self._write(fd, data[half:], half)
@@ -195,7 +191,7 @@ class CutWriter:
         size_bytes = self._draw.choice((PAGE_BYTES, 16 * PAGE_BYTES, 40 * PAGE_BYTES))
         publication, data = self._begin(block, "direct", size_bytes=size_bytes)
         path = self._path(block)
-        fd = os.open(f"{path}{TEMPORARY}", _CREATE | os.O_DIRECT, 0o644)
+        fd = self._create(f"{path}{TEMPORARY}", os.O_DIRECT)
         with mmap.mmap(-1, len(data)) as memory:
             memory[:] = data
             with memoryview(memory) as view:
@@ -210,7 +206,7 @@ class CutWriter:
         block = self._new_block()
         publication, data = self._begin(block, "header apart")
         path = self._path(block)
-        fd = os.open(f"{path}{TEMPORARY}", _CREATE, 0o644)
+        fd = self._create(f"{path}{TEMPORARY}")
         self._write(fd, data[:HEADER_BYTES], 0)
         self._write(fd, data[HEADER_BYTES:], HEADER_BYTES)
         self._close_and_rename(fd, path, publication)
@@ -219,7 +215,7 @@ class CutWriter:
         """Under the final name at once; header and payload apart."""
         block = self._new_block()
         publication, data = self._begin(block, "in place")
-        fd = os.open(self._path(block), _CREATE | os.O_TRUNC, 0o644)
+        fd = self._create(self._path(block), os.O_TRUNC)
         self._write(fd, data[:HEADER_BYTES], 0)
         self._write(fd, data[HEADER_BYTES:], HEADER_BYTES)
         self._close(fd, publication)
@@ -228,7 +224,7 @@ class CutWriter:
         """Room for a header, the payload, and then the header: as archives are written."""
         block = self._new_block()
         publication, data = self._begin(block, "header last")
-        fd = os.open(self._path(block), _CREATE | os.O_TRUNC, 0o644)
+        fd = self._create(self._path(block), os.O_TRUNC)
         self._write(fd, bytes(HEADER_BYTES) + data[HEADER_BYTES:], 0)
         self._write(fd, data[:HEADER_BYTES], 0)
         self._close(fd, publication)
@@ -237,7 +233,7 @@ class CutWriter:
         """Its size first, then its bytes through a mapping."""
         block = self._new_block()
         publication, data = self._begin(block, "mapped")
-        fd = os.open(self._path(block), _CREATE, 0o644)
+        fd = self._create(self._path(block))
         os.ftruncate(fd, len(data))
         with mmap.mmap(fd, len(data)) as mapping:
             half = len(data) // 2
@@ -253,7 +249,7 @@ class CutWriter:
         if (block := self._some_block()) is None:
             return
         publication, data = self._begin(block, "rewritten from empty")
-        fd = os.open(self._path(block), _CREATE | os.O_TRUNC, 0o644)
+        fd = self._create(self._path(block), os.O_TRUNC)
         self._write(fd, data, 0)
         self._close(fd, publication)
 
@@ -319,7 +315,9 @@ class CutWriter:
                 os.removexattr(path, name)
             else:
                 os.setxattr(path, name, value)
-        except OSError:  # evicted, or there was none to remove
+        except OSError as error:  # evicted, or there was none to remove
+            if error.errno == errno.EIO:  # it may be set for all that
+                self.ledger.attributes.append(change)
             return
         change.acknowledged_ns = time.monotonic_ns()
         self.ledger.attributes.append(change)
@@ -341,7 +339,8 @@ class CutWriter:
         """Return one that was there at the last listing."""
         if not self.ledger.listings:
             return None
-        there = [self.ledger.blocks[number] for number in self.ledger.listings[-1].blocks]
+        numbers = self.ledger.listings[-1].blocks - self._unsure
+        there = [self.ledger.blocks[number] for number in numbers]
         if whole_sectors:
             there = [
                 block for block in there if block.publications[-1].size_bytes % SECTOR_BYTES == 0
@@ -370,13 +369,14 @@ class CutWriter:
             block.disturbed_ns.append(now_ns)
         publication = Publication(way, versions, size_bytes, now_ns)
         block.publications.append(publication)
+        self._block = block
         return publication, content(block.number, versions, size_bytes)
 
     def _store_renamed(self, way: str, block: Block) -> None:
         publication, data = self._begin(block, way)
         path = self._path(block)
         begun_ns = time.monotonic_ns()
-        fd = os.open(f"{path}{TEMPORARY}", _CREATE, 0o644)
+        fd = self._create(f"{path}{TEMPORARY}")
         half = len(data) // 2
         self._write(fd, data[:half], 0)
         self._write(fd, data[half:], half)
@@ -410,20 +410,29 @@ class CutWriter:
     def _open(self, block: Block, flags: int) -> int | None:
         """Open one that is there; if it was evicted, it was not published anew either."""
         try:
-            return os.open(self._path(block), flags)
+            self._fd = os.open(self._path(block), flags)
         except FileNotFoundError:
             block.publications.pop()
             return None
+        self._opened = self._path(block)
+        return self._fd
+
+    def _create(self, path: str, more_flags: int = 0) -> int:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | more_flags, 0o644)
+        self._opened = path
+        return self._fd
 
     def _write(self, fd: int, data: bytes, at: int) -> None:
         assert os.pwrite(fd, data, at) == len(data)
         self._kernel.may_write(fd)
 
     def _close(self, fd: int, publication: Publication) -> None:
+        self._fd = None
         os.close(fd)
         publication.acknowledged_ns = time.monotonic_ns()
 
     def _close_and_rename(self, fd: int, path: str, publication: Publication) -> None:
+        self._fd = None
         os.close(fd)
         os.rename(f"{path}{TEMPORARY}", path)
         publication.acknowledged_ns = time.monotonic_ns()
