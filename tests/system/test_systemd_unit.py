@@ -50,6 +50,7 @@ CAPABILITIES: Final = {
 XATTR_BYTES: Final = 64 << 10
 #: The services that docs/install.md orders behind the mount.
 CLIENTS: Final = ("vllm", "lmcache")
+SECURITY: Final = ROOT / "docs" / "security.md"
 IMAGE_BYTES: Final = 400 << 20
 PATHS: Final = ("daemon", "passthrough")
 #: A FUSE mount that nobody serves: who looks at it hangs.
@@ -246,6 +247,15 @@ def test_systemd_has_nothing_to_say_about_it(systemd: OwnSystemd, place: Path) -
     verify = ("systemd-analyze", "verify", "--man=no", "kvfs@daemon.service")
     done = systemd.run("env", units, *verify, "vllm.service", "lmcache.service")
     assert done.stdout + done.stderr == ""
+
+
+def test_it_may_do_no_more_than_docs_say() -> None:
+    """The exposure that docs/security.md states, of ten; systemd-analyze counts tenths of it."""
+    (stated,) = re.findall(r"`systemd-analyze security` .*?: (\d\.\d)", SECURITY.read_text())
+    worst = f"--threshold={int(float(stated) * 10)}"
+    analyze = ["systemd-analyze", "security", "--offline=yes", worst, str(UNIT)]
+    done = subprocess.run(analyze, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_it_makes_a_pool_and_serves_within_its_bounds(
