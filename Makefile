@@ -20,11 +20,13 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO ?=
 # A file with proofs, which is waited for; without it all of them run behind this shell.
 PROOF ?=
+# The commit from which on `make mutants` looks at what changed.
+SINCE ?= HEAD~1
 # A connector whose own code the demo runs, on kvfs and on a plain directory: lmcache.
 CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test test-connectors check proof deb release lint connectors install-connectors system clean
+.PHONY: help demo test test-connectors check proof mutants deb release lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    a small pool beside a plain directory: checked, filled over, killed (two minutes)"
@@ -34,6 +36,7 @@ help:
 	@echo "make test-connectors"
 	@echo "             the tests that run real connectors; 1.1 GB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/dev/proof-*.txt"
+	@echo "make mutants small edits in what changed since the last commit, and which no test finds"
 	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
 	@echo "make release all that a release consists of, in bare roots; in dist/release (docs/dev/release.md)"
 	@echo "make clean   remove what the others made in this folder"
@@ -74,6 +77,9 @@ release:
 proof: $(VENV)/.test connectors
 	sh make/system.sh make/packages-proof.txt
 	$(VENV)/bin/python -m make.proofs $(or $(PROOF),--background)
+
+mutants: $(VENV)/.test
+	$(VENV)/bin/python -m make.mutants --since=$(SINCE)
 
 system:
 	sh make/system.sh make/packages-runtime.txt make/packages-test.txt

@@ -17,7 +17,7 @@ READ: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "M
 FOLDERS: Final = ("docs", "kvfs", "mount", "make", "debian", "systemd")
 NOT_READ: Final = "*.svg,*.json,*.pyc,proof-*.txt"
 #: Words that the speller takes for others: systemctl reenable, names in code, the size of a block.
-KNOWN: Final = "reenable,anothers,ned,bloc"
+KNOWN: Final = "notin,reenable,anothers,ned,bloc"
 _LINK: Final = re.compile(r"(?<!!)\[[^]]*\]\(([^)\s]+)\)")
 _FENCED: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
