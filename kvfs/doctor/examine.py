@@ -30,7 +30,7 @@ RULES: Final[dict[str, Rule]] = {
     "store times": cache_rules.store_times,
     "passthrough": pool_rules.passthrough,
     "supervisor": server_rules.supervisor,
-    "request timeouts": server_rules.request_timeouts,
+    "request timeout": server_rules.request_timeout,
     "open files": server_rules.open_files,
     "memory bound": server_rules.memory_bound,
     "CPU bound": server_rules.cpu_bound,

@@ -165,8 +165,8 @@ class Facts:
     limits: Limits | None = None
     cpus: Cpus | None = None
     wake: Wake | None = None
-    fuse_timeouts_s: Mapping[str, int] | None = None
-    """fs.fuse.*_request_timeout; empty before Linux 6.15, which has none."""
+    request_timeout_max_s: int | None = None
+    """fs.fuse.max_request_timeout; None before Linux 6.15, which has none."""
     exports: tuple[Export, ...] | None = None
     """Of the mount and what is below it; None: this machine serves no NFS."""
     ganeshas: tuple[Ganesha, ...] = ()

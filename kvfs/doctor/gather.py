@@ -6,7 +6,7 @@ No path on a mounted kvfs is ever looked at: if its server hangs, the doctor wou
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kvfs.client.nfs.ganesha import ganeshas
 from kvfs.client.nfs.nfsd import Export, told_exports
@@ -31,9 +31,7 @@ from kvfs.doctor.gather_connectors import limits_of_file
 from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
 from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
-
-_SYSCTL: Final = "/proc/sys"
-_TIMEOUTS: Final = ("default_request_timeout", "max_request_timeout")
+from kvfs.machine.sysctls import MAX_REQUEST_TIMEOUT, sysctl
 
 
 def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> Facts:
@@ -75,11 +73,11 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,
         xfs=_xfs(source, kind) if _may_be_read(status) else None,
         dirty=_dirty(),
-        zone_reclaim_mode=_sysctl("vm/zone_reclaim_mode"),
+        zone_reclaim_mode=sysctl("vm.zone_reclaim_mode"),
         limits=limits_of(server_pid),
         cpus=cpus_of(server_pid),
         wake=_wake(),
-        fuse_timeouts_s=_timeouts(),
+        request_timeout_max_s=sysctl(MAX_REQUEST_TIMEOUT),
         exports=_exports(mountpoint),
         ganeshas=ganeshas(mountpoint),
     )
@@ -169,8 +167,8 @@ def _dirty() -> Dirty | None:
     available_bytes = available_memory_bytes()
 
     def bound(name: str) -> int | None:
-        in_bytes = _sysctl(f"vm/{name}_bytes")
-        share = _sysctl(f"vm/{name}_ratio")
+        in_bytes = sysctl(f"vm.{name}_bytes")
+        share = sysctl(f"vm.{name}_ratio")
         if in_bytes:
             return in_bytes
         if share is None or available_bytes is None:
@@ -186,19 +184,6 @@ def _dirty() -> Dirty | None:
 def _wake() -> Wake | None:
     trip_us = round_trip_us()
     return None if trip_us is None else Wake(trip_us, halt_poll_ns())
-
-
-def _timeouts() -> Mapping[str, int]:
-    values = {name: _sysctl(f"fs/fuse/{name}") for name in _TIMEOUTS}
-    return {f"fs.fuse.{name}": value for name, value in values.items() if value is not None}
-
-
-def _sysctl(name: str) -> int | None:
-    try:
-        with open(f"{_SYSCTL}/{name}", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
 
 
 def _exports(mountpoint: str) -> tuple[Export, ...] | None:

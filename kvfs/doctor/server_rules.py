@@ -7,6 +7,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts, Limits
 from kvfs.doctor.finding import Finding, Severity
+from kvfs.machine.sysctls import MAX_REQUEST_TIMEOUT
 
 #: Enough for recently opened blocks (backing_ids_max), ready extents and open blocks.
 _OPEN_FILES_LOW: Final = 65_536
@@ -19,24 +20,20 @@ _MEMORY_LOW_BYTES: Final = 2 << 30
 _OOM_SCORE_WANTED: Final = Settings().oom_score_adj
 
 
-def request_timeouts(facts: Facts) -> list[Finding] | None:
-    """A request timeout does not fail one request: it aborts the whole connection.
-
-    fuse_check_timeout in fs/fuse/dev.c; set at INIT from fs.fuse.default_request_timeout and
-    bounded by fs.fuse.max_request_timeout (init_server_timeout in fs/fuse/inode.c).
-    """
-    if facts.fuse_timeouts_s is None:
+def request_timeout(facts: Facts) -> list[Finding] | None:
+    """A request timeout does not fail one request: it aborts the whole connection."""
+    wait_s, timeout_s = facts.status.get("request_wait_max_s"), facts.request_timeout_max_s
+    if wait_s is None or timeout_s is None:
         return None
-    wrong = {name: value for name, value in facts.fuse_timeouts_s.items() if value}
-    if not wrong:
+    if not timeout_s or timeout_s > wait_s:
         return []
-    shown = ", ".join(f"{name} = {value}" for name, value in sorted(wrong.items()))
-    zero = " ".join(f"{name}=0" for name in sorted(wrong))
     return [
         Finding(
             Severity.SERIOUS,
-            f"{shown} (seconds): the kernel aborts the whole mount when one request takes longer",
-            f"sysctl -w {zero}\nthen unmount and mount: the limit is agreed on at the mount",
+            f"{MAX_REQUEST_TIMEOUT} = {timeout_s} (seconds): the kernel aborts the whole mount "
+            f"when one request takes longer, and here one may wait for {wait_s:g} s",
+            f"sysctl -w {MAX_REQUEST_TIMEOUT}=0\n"
+            "then unmount and mount: the limit is agreed on at the mount",
         )
     ]
 

@@ -14,6 +14,7 @@ from mount.fuse import errno_map
 from mount.fuse.channel import Channel
 from mount.fuse.device_number import DeviceNumber
 from mount.fuse.wire import Opcode
+from mount.supervisor.states import KILLED
 
 
 class Parts(NamedTuple):
@@ -47,6 +48,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "upgrades": mount.held.upgrades,
         "longest_pause_s": round(mount.held.longest_pause_s, 3),
         "takeover": _takeover(mount),
+        "request_wait_max_s": _longest_wait_s(mount.settings),
         "server_cpu_s": round(time.process_time(), 3),
         "server_memory_bytes": _own_memory_bytes(),
         "device_number": mount.number.present,
@@ -82,6 +84,12 @@ def _takeover(mount: Parts) -> str:
     if not mount.port.resends:
         return "the kernel cannot resend requests; Linux 6.9 and later can"
     return mount.held.next_server or "possible"
+
+
+def _longest_wait_s(settings: Settings) -> float:
+    """Return for how long a request may wait: for room, a device, or a server that follows."""
+    waits_s = (settings.room_wait_s, settings.device_deadline_s, settings.silent_max_s)
+    return round(max(waits_s) + KILLED.pauses_s, 1)
 
 
 def _own_memory_bytes() -> int:

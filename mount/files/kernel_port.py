@@ -18,6 +18,7 @@ from kvfs.devices import Device
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
 from kvfs.machine.mount_table import FUSE_DEVICE
+from kvfs.machine.sysctls import DEFAULT_REQUEST_TIMEOUT, sysctl
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Kernel
 from mount.files.data_path import (
@@ -139,7 +140,10 @@ class KernelPort:
     def features(self, offered: int, request: bytes) -> Features:
         """Return what to agree on, of the flags that the kernel *offered* in its *request*."""
         features = agree(
-            offered, passthrough=self.choice.passthrough, idmapped=self._wants_idmapped
+            offered,
+            passthrough=self.choice.passthrough,
+            idmapped=self._wants_idmapped,
+            limited=bool(sysctl(DEFAULT_REQUEST_TIMEOUT)),
         )
         self._request = request
         return features

@@ -17,6 +17,7 @@ from mount.fuse.wire import (
     FUSE_INIT_EXT,
     FUSE_PARALLEL_DIROPS,
     FUSE_PASSTHROUGH,
+    FUSE_REQUEST_TIMEOUT,
     IN_HEADER_BYTES,
     INIT_FLAGS2_OFFSET,
     INIT_FLAGS_OFFSET,
@@ -24,13 +25,17 @@ from mount.fuse.wire import (
     INIT_MAX_BACKGROUND_OFFSET,
     INIT_MAX_STACK_DEPTH_OFFSET,
     INIT_OUT_BYTES,
+    INIT_REQUEST_TIMEOUT_OFFSET,
     OUT_HEADER_BYTES,
     Message,
 )
 
 _U32: Final = struct.Struct("<I")
 _TWO_U16: Final = struct.Struct("<HH")
+_U16: Final = struct.Struct("<H")
 _LOW_MASK: Final = 0xFFFFFFFF
+#: The longest limit for a request that a reply can name (s): more than 18 hours.
+_REQUEST_TIMEOUT_MAX_S: Final = 0xFFFF
 
 
 class Features(NamedTuple):
@@ -42,8 +47,14 @@ class Features(NamedTuple):
     idmapped: bool = False
 
 
-def agree(offered: int, *, passthrough: bool, idmapped: bool = False) -> Features:
-    """Choose from the kernel's *offered* flags; *passthrough* and *idmapped*: are they wanted."""
+def agree(
+    offered: int, *, passthrough: bool, idmapped: bool = False, limited: bool = False
+) -> Features:
+    """Choose from the kernel's *offered* flags; *passthrough* and *idmapped*: are they wanted.
+
+    *limited*: requests have a time limit by default, over which the kernel aborts the mount. Then
+    the longest one is asked for instead; else there is none.
+    """
     wanted = FUSE_PARALLEL_DIROPS | FUSE_HANDLE_KILLPRIV_V2
     if offered & FUSE_INIT_EXT:
         wanted |= FUSE_INIT_EXT | FUSE_DIRECT_IO_ALLOW_MMAP
@@ -51,6 +62,8 @@ def agree(offered: int, *, passthrough: bool, idmapped: bool = False) -> Feature
             wanted |= FUSE_PASSTHROUGH
         if idmapped:
             wanted |= FUSE_ALLOW_IDMAP
+        if limited:
+            wanted |= FUSE_REQUEST_TIMEOUT
     flags = wanted & offered
     return Features(
         flags,
@@ -75,6 +88,8 @@ def patch_init_reply(reply: bytes, features: Features, max_background: int) -> b
     if features.passthrough:
         # One level: the extents' own file system, nothing stacked below it.
         _U32.pack_into(patched, start + INIT_MAX_STACK_DEPTH_OFFSET, 1)
+    if features.flags & FUSE_REQUEST_TIMEOUT:
+        _U16.pack_into(patched, start + INIT_REQUEST_TIMEOUT_OFFSET, _REQUEST_TIMEOUT_MAX_S)
     return bytes(patched)
 
 

@@ -134,6 +134,7 @@ INIT_FLAGS_OFFSET: Final = 12
 INIT_MAX_BACKGROUND_OFFSET: Final = 16
 INIT_FLAGS2_OFFSET: Final = 32
 INIT_MAX_STACK_DEPTH_OFFSET: Final = 36
+INIT_REQUEST_TIMEOUT_OFFSET: Final = 40
 INIT_OUT_BYTES: Final = 64
 #: struct fuse_init_in: major, minor, max_readahead, flags, flags2.
 INIT_IN: Final = struct.Struct("<IIIII")
@@ -145,6 +146,7 @@ FUSE_DIRECT_IO_ALLOW_MMAP: Final = 1 << 36
 FUSE_PASSTHROUGH: Final = 1 << 37
 FUSE_HAS_RESEND: Final = 1 << 39
 FUSE_ALLOW_IDMAP: Final = 1 << 40
+FUSE_REQUEST_TIMEOUT: Final = 1 << 42
 
 FOPEN_DIRECT_IO: Final = 1 << 0
 FOPEN_KEEP_CACHE: Final = 1 << 1

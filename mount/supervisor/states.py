@@ -240,6 +240,11 @@ class Tolerance(NamedTuple):
             return 0.0
         return min(self.pause_max_s, FIRST_PAUSE_S * 2.0 ** (deaths - self.at_once - 1))
 
+    @property
+    def pauses_s(self) -> float:
+        """All pauses together, in seconds."""
+        return sum(self.pause_s(deaths) or 0.0 for deaths in range(1, self.deaths_max))
+
 
 #: A start that fails by itself fails again: it is the same start on the same index.
 FAILED_STARTS: Final = Tolerance(deaths_max=5, at_once=0, pause_max_s=2.0)

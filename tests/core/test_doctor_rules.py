@@ -78,8 +78,9 @@ def test_what_is_not_known_is_not_decided() -> None:
     assert "read-ahead" in undecided
 
 
-def test_a_kernel_without_request_timeouts_is_fine() -> None:
-    assert findings_of(replace(HEALTHY, fuse_timeouts_s={})) == []
+@pytest.mark.parametrize("timeout_s", [None, 104])
+def test_no_limit_for_requests_or_a_long_one_is_fine(timeout_s: int | None) -> None:
+    assert findings_of(replace(HEALTHY, request_timeout_max_s=timeout_s)) == []
 
 
 def test_the_mounts_own_read_ahead_does_not_count_with_passthrough() -> None:

@@ -29,7 +29,7 @@ NOT_EXPORTED: Final = {
     "cache.models.MODEL.hit_rate": "the same",
     "index_memory.full": "what is free there tells it",
     "cache.device.write_rate": "the rate of a metric",
-    **dict.fromkeys(("checksums.verify", "idmapped_mounts"), "a setting"),
+    **dict.fromkeys(("checksums.verify", "idmapped_mounts", "request_wait_max_s"), "a setting"),
     "checksums.doubtful": "a state that verify and its counters end",
     "cache.curve_": "how the prediction was made",
     "together.files": "their bytes say more",

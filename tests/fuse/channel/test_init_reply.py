@@ -15,6 +15,7 @@ from mount.fuse.wire import (
     FUSE_INIT_EXT,
     FUSE_PARALLEL_DIROPS,
     FUSE_PASSTHROUGH,
+    FUSE_REQUEST_TIMEOUT,
     INIT_OUT_BYTES,
     data_reply,
     error_reply,
@@ -60,6 +61,18 @@ def test_id_maps_are_only_agreed_when_wanted_and_offered() -> None:
     assert not agree(EVERYTHING & ~FUSE_ALLOW_IDMAP, passthrough=True, idmapped=True).idmapped
 
 
+def test_a_default_limit_for_requests_is_replaced_by_the_longest() -> None:
+    """[request-limit] Without a default there is no limit, and none is asked for."""
+    assert not agree(EVERYTHING, passthrough=False).flags & FUSE_REQUEST_TIMEOUT
+    features = agree(EVERYTHING, passthrough=False, limited=True)
+    reply = INIT_OUT.pack(7, 31, 0, 0, 1, 2, 0, 1, 256, 0, 0, 0, 0, bytes(22))
+    patched = INIT_OUT.unpack(patch_init_reply(data_reply(2, reply), features, 64)[16:])
+    assert patched[10] == features.flags >> 32
+    assert features.flags & FUSE_REQUEST_TIMEOUT
+    assert patched[-2:] == (65_535, bytes(22))
+    assert not agree(EVERYTHING & ~FUSE_INIT_EXT, passthrough=False, limited=True).flags >> 32
+
+
 def test_without_the_extension_no_high_bit_is_agreed() -> None:
     """flags2 means nothing to a kernel that did not offer FUSE_INIT_EXT."""
     features = agree(EVERYTHING & ~FUSE_INIT_EXT, passthrough=True)
@@ -92,7 +105,8 @@ def test_only_what_is_meant_changes(
     )
     assert patched[:16] == data_reply(2, reply)[:16]
     expected = (7, 31, readahead, low | flags & 0xFFFFFFFF, background, background * 3 // 4)
-    rest = (write, 1, 256, 0, high | flags >> 32, int(passthrough), 0, bytes(22))
+    timeout_s = 65_535 if flags & FUSE_REQUEST_TIMEOUT else 0
+    rest = (write, 1, 256, 0, high | flags >> 32, int(passthrough), timeout_s, bytes(22))
     assert INIT_OUT.unpack(patched[16:]) == expected + rest
 
 

@@ -112,6 +112,17 @@ def served_drive(module: str, place: Path, size_bytes: int, *more: Path) -> Iter
 
     *more* are further arguments of the program.
     """
+    with (
+        served_file(module, place, size_bytes, *more) as drive,
+        loop_device(size_bytes, backing=Path(drive.path)) as device,
+    ):
+        drive.path = device.path
+        yield drive
+
+
+@contextlib.contextmanager
+def served_file(module: str, place: Path, size_bytes: int, *more: Path) -> Iterator[FailingDrive]:
+    """Yield the same without a loop device: its path is that of the file that is served."""
     file, served = place / "file", place / "served"
     file.touch()
     os.truncate(file, size_bytes)
@@ -123,9 +134,6 @@ def served_drive(module: str, place: Path, size_bytes: int, *more: Path) -> Iter
         text=True,
         cwd=ROOT,
     )
-    with (
-        FailingDrive(program) as drive,
-        loop_device(size_bytes, backing=served / os.fsdecode(FILE)) as device,
-    ):
-        drive.path = device.path
+    with FailingDrive(program) as drive:
+        drive.path = str(served / os.fsdecode(FILE))
         yield drive

@@ -44,6 +44,7 @@ STATUS: dict[str, Any] = {
     "lease_max_bytes": 900 * GIB,
     "largest_lease_holder": None,
     "supervisor_pid": 76,
+    "request_wait_max_s": 103.0,
 }
 DIRECTORY: Final = {"hits": 900, "misses": 300, "stored_blocks": 300}
 CACHE: Final = {
@@ -82,7 +83,7 @@ HEALTHY: Final = Facts(
     limits=LIMITS,
     cpus=Cpus(frozenset({8, 9}), {0: frozenset(range(8)), 1: frozenset(range(8, 16))}),
     wake=Wake(9.5, None),
-    fuse_timeouts_s={"fs.fuse.default_request_timeout": 0, "fs.fuse.max_request_timeout": 0},
+    request_timeout_max_s=0,
     habits_of_connectors=(),
     exports=(Export("/kv", "10.0.0.0/24", NFSD_OPTIONS),),
     ganeshas=(ganesha_with(),),

@@ -24,8 +24,8 @@ def ill_servers(status: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], Se
             "kvfs umount /kv && kvfs mount ",
         ),
         (
-            "request timeouts",
-            {"fuse_timeouts_s": {"fs.fuse.max_request_timeout": 60}},
+            "request timeout",
+            {"request_timeout_max_s": 60},
             SERIOUS,
             "fs.fuse.max_request_timeout = 60",
             "sysctl -w fs.fuse.max_request_timeout=0\n",
