@@ -244,3 +244,22 @@ def test_a_late_write_before_the_trim_shows(client: Serving) -> None:
     client.finish_jobs()
     assert client.get(b"K") == b"LATE!"
     client.end()
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_trim_of_what_shows_nothing_any_more_ends(client: Serving) -> None:
+    """As on a file system that has shut itself down: nothing waits for it, or is counted."""
+    opened, trims = short_draft_of_a_server(client), threading.Event()
+    client.store.engine.pool.background.device.submit(trims.wait, at_once=True)
+    rename_by_a_server(client)
+    assert (client.coming_bytes > 0, opened.touches) == (True, 1)
+    with client.guard.failing("fstat", "fallocate"):
+        trims.set()
+        client.in_order()
+    assert (client.coming_bytes, opened.touches) == (0, 0)
+    client.ask(lambda: client.store.present(opened.ino))
+    assert opened.quiet_writers
+    close_served(client, opened)
+    client.finish_jobs()
+    assert_exact(client.host)
+    client.end()

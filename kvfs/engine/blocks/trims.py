@@ -8,7 +8,6 @@ something else, the record is corrected afterwards.
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
@@ -17,7 +16,6 @@ from kvfs.core.types import InodeNo, InodeRecord, round_up
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.served_handles import Shown
 from kvfs.pool.pool import Pool
-from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
@@ -57,22 +55,34 @@ class Trims:
         freed_bytes = held_bytes - left_bytes
         pool.space.taken.pending_delete_bytes += freed_bytes
         pool.space.taken.coming_bytes += freed_bytes
-        work = functools.partial(self._try, trim, held_bytes)
-        end = functools.partial(self._end, opened, left_bytes, freed_bytes)
-        if opened.quiet_writers:
+        touches = opened.quiet_writers > 0
+        if touches:
             opened.begin_touch()
-            look = functools.partial(_shown, pool.syscalls, opened.fd)
-            device.submit(
-                lambda: _Touch(look(), work(), look()), functools.partial(_end_touch, opened, end)
-            )
-            return left_bytes
         device.submit(
-            work,
-            end,
+            functools.partial(self._trim_seen, trim, held_bytes, opened.fd, touches),
+            functools.partial(self._end, opened, left_bytes, freed_bytes),
             # It has holes, and only then is it known what it holds.
             at_once=sparse and held_bytes < record.size_bytes,
         )
         return left_bytes
+
+    def _trim_seen(
+        self, trim: "functools.partial[int]", held_bytes: int, fd: int, touches: bool
+    ) -> "_Trimmed":
+        """Do *trim* in the device's thread; if it *touches*, note what the extent shows around it.
+
+        Raises nothing that the device says: whoever waits for the end must hear of it.
+        """
+        before = self._shown(fd) if touches else None
+        left_bytes = self._try(trim, held_bytes)
+        return _Trimmed(left_bytes, touches, before, self._shown(fd) if touches else None)
+
+    def _shown(self, fd: int) -> Shown | None:
+        try:
+            status = self._pool.syscalls.fstat(fd)
+        except OSError:  # its file system has shut itself down
+            return None
+        return status.st_size, status.st_mtime_ns
 
     def _try(self, trim: "functools.partial[int]", held_bytes: int) -> int:
         """Return what *trim* leaves: all, if it fails, for the block is whole anyway."""
@@ -99,9 +109,13 @@ class Trims:
                 extents.trim_holes(fd, size_bytes)
         return extents.allocated_bytes(fd)
 
-    def _end(self, opened: OpenInode, left_bytes: int, freed_bytes: int, held_bytes: int) -> None:
-        """Correct what was foreseen to be left: *held_bytes* are."""
-        space = self._pool.space.taken
+    def _end(
+        self, opened: OpenInode, left_bytes: int, freed_bytes: int, trimmed: "_Trimmed"
+    ) -> None:
+        """Correct what was foreseen to be left, if *trimmed* left something else."""
+        space, held_bytes = self._pool.space.taken, trimmed.left_bytes
+        if trimmed.touches:
+            opened.end_touch(trimmed.before, trimmed.after)
         space.pending_delete_bytes -= freed_bytes
         space.coming_bytes -= freed_bytes
         if held_bytes != left_bytes:
@@ -126,22 +140,13 @@ class Trims:
             opened.hold(held_bytes)
 
 
-class _Touch(NamedTuple):
-    """A trim of a block that a file server may still write: what the extent showed around it.
+class _Trimmed(NamedTuple):
+    """What a trim has left, and what the extent showed around it; None: nothing.
 
-    The trim sets the mtime, by which a late write shows.
+    The trim sets the mtime, by which a late write of a file server shows.
     """
 
-    before: Shown
     left_bytes: int
-    after: Shown
-
-
-def _shown(syscalls: Syscalls, fd: int) -> Shown:
-    status = syscalls.fstat(fd)
-    return status.st_size, status.st_mtime_ns
-
-
-def _end_touch(opened: OpenInode, end: Callable[[int], None], touch: _Touch) -> None:
-    opened.end_touch(touch.before, touch.after)
-    end(touch.left_bytes)
+    touches: bool
+    before: Shown | None
+    after: Shown | None

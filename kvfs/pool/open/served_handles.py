@@ -79,8 +79,10 @@ class ServedHandles:
         """Kvfs changes the mtime of the extent; until ``end_touch`` no late write can be told."""
         self.touches += 1
 
-    def end_touch(self, before: Shown, after: Shown) -> None:
-        """The extent showed *before* and then *after*, through kvfs alone."""
+    def end_touch(self, before: Shown | None, after: Shown | None) -> None:
+        """The extent showed *before* and then *after*, through kvfs alone; None: nothing."""
         self.touches -= 1
-        if self.left_as == before:  # else a server has written before, which shows still
+        if (
+            after is not None and self.left_as == before
+        ):  # else a server has written before, which shows still
             self.left_as = after

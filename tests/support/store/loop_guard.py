@@ -13,11 +13,10 @@ from kvfs.storage.syscalls import Syscalls
 P = ParamSpec("P")
 R = TypeVar("R")
 _HELD_MAX_S: Final = 60.0
-#: What the kernel answers from memory; the index of these stores is in memory, too. ``pwrite_all``
-#: is made of others.
-_HARMLESS: Final = frozenset(
-    {"fstat", "fcntl", "lseek", "statvfs", "open_cached", "reopen", "commit", "pwrite_all"}
-)
+#: What the kernel answers from memory; the index of these stores is in memory, too.
+_HARMLESS: Final = frozenset({"fstat", "fcntl", "lseek", "statvfs", "reopen", "commit"})
+#: One that is below, and one that is made of others.
+_NOT_WATCHED: Final = frozenset({"open_cached", "pwrite_all"})
 
 
 class LoopGuard(Syscalls):
@@ -38,7 +37,7 @@ class LoopGuard(Syscalls):
         self._error_no = errno.EIO
         self._answers = threading.Event()
         for name in dir(Syscalls):
-            if not name.startswith("_") and name not in _HARMLESS:
+            if not name.startswith("_") and name not in _NOT_WATCHED:
                 setattr(self, name, self._watched(name, getattr(self, name)))
 
     def watch(self) -> None:
@@ -107,6 +106,8 @@ class LoopGuard(Syscalls):
         return super().open_cached(name, flags, dir_fd=dir_fd)
 
     def _waits_not(self, name: str, args: tuple[object, ...]) -> bool:
+        if name in _HARMLESS:
+            return True
         flags = args[3] if name in ("preadv", "pwritev") and len(args) > 3 else 0
         return isinstance(flags, int) and bool(flags & os.RWF_NOWAIT)
 
