@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from make.oci_image import what_it_runs, write_image
 from make.release_version import give_version
@@ -131,3 +133,7 @@ def test_the_list_names_everything_inside(tmp_path: Path) -> None:
     ]
     assert told["components"][1]["licenses"] == [{"license": {"name": "OpenLDAP"}}]
     assert len(told["dependencies"][0]["dependsOn"]) == len(told["components"])
+    schema = JsonStrictValidator(SchemaVersion.V1_5)
+    assert schema.validate_str(json.dumps(told)) is None
+    told["components"][1]["licence"] = []
+    assert schema.validate_str(json.dumps(told)) is not None

@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.support.machines.bare_root import BareRoot
 from tests.support.mounts.mounting import ROOT, loop_device
@@ -105,7 +107,9 @@ def test_the_chart_asks_for_the_image_of_its_release(release: Path, version: str
 
 
 def test_the_list_of_what_is_inside_names_what_is_pinned(release: Path, version: str) -> None:
-    told = json.loads((release / f"kvfs-{version}.cdx.json").read_text())
+    text = (release / f"kvfs-{version}.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(text) is None
+    told = json.loads(text)
     pins = dict(
         line.split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
