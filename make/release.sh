@@ -1,8 +1,9 @@
 #!/bin/sh
-# All that a release consists of, in dist/release: source package, wheel, a Debian package for each of
-# SUITES, an OCI image, the Helm chart, a list of what is inside, checksums. Each is built in a bare
-# root of its own from what is committed, so nothing of this machine gets in. docs/dev/release.md
-# says what to do with them. Needs root, the network, and make/packages-release.txt.
+# All that a release consists of, in dist/release: source package, wheel, Debian packages for each of
+# SUITES (of this machine's architecture, and of arm64 by a cross-compiler), an OCI image, the Helm
+# chart, a list of what is inside, checksums. Each is built in a bare root of its own from what is
+# committed, so nothing of this machine gets in. docs/dev/release.md says what to do with them. Needs
+# root, the network, and make/packages-release.txt.
 set -eu
 
 suites=${SUITES:-bookworm trixie}
@@ -10,6 +11,10 @@ suites=${SUITES:-bookworm trixie}
 oldest=${suites%% *}
 place=build/release
 out=dist/release
+arch=$(dpkg --print-architecture)
+# On a machine of arm64 nothing is left to be cross-compiled.
+other=arm64
+[ "$arch" != "$other" ] || other=""
 
 git diff --quiet HEAD || echo "make: what is not committed is not in this release" >&2
 # A tag says which version this is; a trial, of no tag, has the commit in its version.
@@ -25,7 +30,8 @@ mkdir -p "$place/tree" "$out"
 git archive HEAD | tar -x -C "$place/tree"
 python3 make/release_version.py "$place/tree" "$version"
 
-packages=$(cat make/packages-runtime.txt make/packages-deb.txt | sed 's/#.*//' | tr -s ' \n' ',')
+packages=$(cat make/packages-runtime.txt make/packages-deb.txt ${other:+make/packages-cross.txt} |
+    sed 's/#.*//' | tr -s ' \n' ',')
 
 # in_root ROOT COMMAND: as root of a bare Debian, with processes and mounts of its own.
 in_root() {
@@ -43,18 +49,22 @@ in_root() {
 for suite in $suites; do
     echo "A bare $suite"
     root=$place/$suite
-    mmdebstrap --quiet --variant=minbase --mode=root --include="${packages%,}" "$suite" "$root"
+    mmdebstrap --quiet --variant=minbase --mode=root --architectures="$arch${other:+,$other}" \
+        --include="${packages%,}" "$suite" "$root"
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     # The authorities that this machine's pip believes.
     [ -z "${PIP_CERT:-}" ] || cp "$PIP_CERT" "$root/etc/ssl/certs/ca-certificates.crt"
-    cp -r "$place/tree" "$root/srv/kvfs"
     release=$(. "$root/etc/os-release" && echo "$VERSION_ID")
-    echo "The Debian package for $suite"
-    # The later Debian has the later version, so that its package follows an upgrade of the system.
-    sed -i "1s/([^)]*)/($version+deb$release)/" "$root/srv/kvfs/debian/changelog"
-    in_root "$root" 'cd /srv/kvfs && dpkg-buildpackage -us -uc -b' >"$place/$suite.log" 2>&1 ||
-        { tail -40 "$place/$suite.log" >&2; exit 1; }
-    cp "$root"/srv/kvfs_*.deb "$out/"
+    for each in $arch $other; do
+        echo "The Debian package for $suite, $each"
+        mkdir "$root/srv/$each"
+        cp -r "$place/tree" "$root/srv/$each/kvfs"
+        # The later Debian has the later version, so that its package follows an upgrade of the system.
+        sed -i "1s/([^)]*)/($version+deb$release)/" "$root/srv/$each/kvfs/debian/changelog"
+        in_root "$root" "cd /srv/$each/kvfs && dpkg-buildpackage -us -uc -b -a$each" \
+            >"$place/$suite-$each.log" 2>&1 || { tail -40 "$place/$suite-$each.log" >&2; exit 1; }
+        cp "$root/srv/$each"/kvfs_*.deb "$out/"
+    done
 done
 
 echo "Source package and wheel"
@@ -71,7 +81,6 @@ in_root "$root" '
 cp "$root"/srv/out/kvfs-* "$out/"
 
 echo "The image"
-arch=$(dpkg --print-architecture)
 deb=$(ls "$PWD/$out"/kvfs_*+deb*_"$arch".deb | head -1)
 mmdebstrap --quiet --variant=minbase --mode=root \
     --customize-hook="copy-in $deb /tmp" \
