@@ -17,6 +17,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.support.machines.bare_root import BareRoot
+from tests.support.machines.emulated_root import ARCH, ELF_MACHINE, EmulatedRoot
 from tests.support.mounts.mounting import ROOT, loop_device
 from tests.support.rules.documented import statements
 from tests.support.rules.helm import render, skip_without_helm
@@ -37,6 +38,19 @@ STEPS: Final = {
     "kvfs umount /kv": "",
     "apt-get purge -y kvfs": "Purging configuration files for kvfs",
 }
+#: Calls what is compiled, and imports all that a server does.
+USES_ALL: Final = """
+import sys
+sys.path.insert(0, "/usr/lib/kvfs")
+import crc32c, lmdb, numpy, pyfuse3, kvfs_mount.serve
+assert crc32c.crc32c(b"123456789") == 0xE3069283
+assert numpy.arange(4).sum() == 6
+with lmdb.open("/tmp/index").begin(write=True) as transaction:
+    transaction.put(b"a", b"b")
+    assert transaction.get(b"a") == b"b"
+assert pyfuse3.EntryAttributes().st_ino == 0
+print("ok")
+"""
 STEPS_WAIT_S: Final = 1800.0
 DRIVE_BYTES: Final = 1 << 30
 
@@ -60,6 +74,14 @@ def version(release: Path) -> str:
     return the(release, "kvfs-*.cdx.json").name.removeprefix("kvfs-").removesuffix(".cdx.json")
 
 
+def own_arch() -> str:
+    return run("dpkg", "--print-architecture").strip()
+
+
+def told_by(package: Path, field: str) -> str:
+    return run("dpkg-deb", "-f", package, field).strip()
+
+
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -72,8 +94,10 @@ def test_every_part_has_its_checksum_and_the_version(release: Path, version: str
     assert names == {file.name for file in release.iterdir()} - {"SHA256SUMS"}
     print("\n".join(sorted(names)))
     for debian in DEBIANS.values():
-        package = the(release, f"kvfs_*+{debian}_*.deb")
-        assert run("dpkg-deb", "-f", package, "Version").strip() == f"{version}+{debian}"
+        for arch in {own_arch(), ARCH}:
+            package = the(release, f"kvfs_*+{debian}_{arch}.deb")
+            assert told_by(package, "Version") == f"{version}+{debian}"
+            assert told_by(package, "Architecture") == arch
 
 
 def test_package_indexes_take_wheel_and_source(release: Path) -> None:
@@ -136,7 +160,7 @@ def steps(package: Path, drive: str) -> list[str]:
 def test_readme_leads_to_a_mount_and_away_from_it(
     suite: str, release: Path, tmp_path: Path
 ) -> None:
-    package = the(release, f"kvfs_*+{DEBIANS[suite]}_*.deb")
+    package = the(release, f"kvfs_*+{DEBIANS[suite]}_{own_arch()}.deb")
     root = BareRoot(tmp_path, suite, [package])
     with loop_device(DRIVE_BYTES) as drive:
         typed = steps(package, drive)
@@ -147,3 +171,39 @@ def test_readme_leads_to_a_mount_and_away_from_it(
     assert root.has("/srv/report.html")
     assert not root.has("/usr/lib/kvfs")
     assert not root.has("/usr/bin/kvfs")
+
+
+def names_of_packages(depends: str) -> list[str]:
+    return sorted({re.split(r"[ (|]", one.strip())[0] for one in depends.split(",")})
+
+
+def compiled(folder: Path) -> dict[str, int]:
+    """Return each compiled module without its architecture, with the machine of its ELF header."""
+    found = {}
+    for file in folder.rglob("*.cpython-*.so"):
+        name = str(file.relative_to(folder)).partition(".cpython-")[0]
+        found[name] = int.from_bytes(file.read_bytes()[18:20], "little")
+    return found
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the package is made without a compiler")
+@pytest.mark.parametrize("suite", DEBIANS)
+def test_the_package_of_arm64_is_whole_and_runs_under_emulation(
+    suite: str, release: Path, version: str, tmp_path: Path
+) -> None:
+    """Its Depends are there in that Debian, and kvfs computes; no kernel of arm64 mounted it."""
+    own, other = (
+        the(release, f"kvfs_*+{DEBIANS[suite]}_{arch}.deb") for arch in (own_arch(), ARCH)
+    )
+    needed = names_of_packages(told_by(other, "Depends"))
+    assert needed == names_of_packages(told_by(own, "Depends"))
+    for package in (own, other):
+        run("dpkg-deb", "-x", package, tmp_path / package.stem)
+    modules = compiled(tmp_path / other.stem)
+    assert modules.keys() == compiled(tmp_path / own.stem).keys()
+    assert set(modules.values()) == {ELF_MACHINE}
+    root = EmulatedRoot(tmp_path, suite, [*needed, "coreutils"], other)
+    assert root.run("uname", "-m").strip() == "aarch64"
+    assert root.run("kvfs", "--version").strip() == f"kvfs {version}"
+    assert "capacity" in root.run("kvfs", "size", "--block", "4M", "--stores", "9", "--keep", "1h")
+    assert root.run("python3", "-I", "-c", USES_ALL).split() == ["ok"]
