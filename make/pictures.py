@@ -1,20 +1,21 @@
 """The pictures of README and docs, each light and dark: ``python -m make.pictures`` writes them.
 
-*where* shows between what kvfs stands. *first-token* has the figures of docs/performance.md, which
-it reads there, so that a picture is never older than its table.
+*where* shows between what kvfs stands. *first-token* has what was measured (docs/measured), as its
+table has (make/measured_tables.py).
 """
 
-import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from make.measured_tables import read_run, token_rows
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 PLACE: Final = ROOT / "docs" / "pictures"
-_MEASURED: Final = ROOT / "docs" / "performance.md"
-#: Where the table of the picture begins.
-_TABLE: Final = "Devices in memory, data path passthrough"
+_MEASURED: Final = "first-token"
+#: Of its columns: computed anew, cold after a restart, warm.
+_BARS: Final = (0, 3, 5)
 _FONT: Final = "system-ui, 'DejaVu Sans', sans-serif"
 
 
@@ -117,14 +118,9 @@ def first_token(theme: Theme) -> str:
 
 def measured_tokens() -> Iterator[tuple[str, tuple[int, int, int]]]:
     """Yield prompt lengths with the medians (ms): computed, cold after a restart, and warm."""
-    table = _MEASURED.read_text().partition(_TABLE)[2]
-    rows = table.partition("\n\nCold")[0]
-    for row in re.findall(r"^\| [\d,]+ \| \d+ [MG]iB \| .*$", rows, re.MULTILINE):
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        computed, restarted_cold, warm = (
-            int(cells[column].split()[0].replace(",", "")) for column in (2, 5, 7)
-        )
-        yield cells[0], (computed, restarted_cold, warm)
+    for tokens, _, each in token_rows(read_run(_MEASURED).results):
+        computed, restarted_cold, warm = (round(1e3 * each[column][0]) for column in _BARS)
+        yield f"{tokens:,}", (computed, restarted_cold, warm)
 
 
 def _box(

@@ -68,6 +68,7 @@ NOT_RUN: Final = {
     "kvfs replay ": "serves a whole trace; test_replay.py serves a slice, the parser takes each",
     "git worktree ": "builds another commit of kvfs",
     ".venv/bin/python -m tests.bench.": "measures for minutes; it is there",
+    ".venv/bin/python -m make.measured_tables": "writes pages; test_measured_tables.py calls it",
 }
 
 
