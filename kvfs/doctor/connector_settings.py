@@ -1,7 +1,7 @@
 """What a connector may keep and does: read from its environment, command line and settings files.
 
 Only text is parsed here; the caller knows which process or file it is from. The settings are those
-of the versions in docs/connectors.md.
+of the versions in docs/connectors/README.md.
 """
 
 import json

@@ -97,9 +97,9 @@ def kv_dir(mount: Mounted | Reference) -> Iterator[Path]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI nothing is skipped that docs/connectors.md does not list."""
+    """In CI nothing is skipped that docs/connectors/README.md does not list."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and item.originalname not in listed():
         report.outcome = "failed"
-        report.longrepr = f"skipped, and not in docs/connectors.md's list: {report.longrepr}"
+        report.longrepr = f"skipped, and not in docs/connectors/README.md's list: {report.longrepr}"
     return report

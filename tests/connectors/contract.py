@@ -1,7 +1,7 @@
 """What every connector must be able to do on a mount, written once.
 
 A connector's test class names its driver and configuration and inherits these tests; the table in
-docs/connectors.md has a row for each class and its cells are held by the tests named after them
+docs/connectors/README.md has a row for each class, whose cells are held by tests named after them
 (``works``, ``o_direct``, ``restart_warm``, ``two_processes``, ``vanished`` here; ``evicted`` and
 ``full_pool`` in contract_eviction.py). Hits counted must equal stores counted, everywhere.
 """

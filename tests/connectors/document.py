@@ -1,16 +1,19 @@
-"""docs/connectors.md as tests read it: its indented examples, which they run as they stand."""
+"""docs/connectors/ as tests read it: its indented examples, which they run as they stand."""
 
 import re
 from typing import Final
 
 from tests.connectors.connector import ROOT
 
-DOCUMENT: Final = ROOT / "docs" / "connectors.md"
+FOLDER: Final = ROOT / "docs" / "connectors"
+#: The table of all connectors, and the list of what is skipped.
+DOCUMENT: Final = FOLDER / "README.md"
 
 
 def examples() -> list[str]:
-    """The indented examples, unindented, lines that a backslash continues made one."""
-    found = re.findall(r"(?:^    .*\n)+", DOCUMENT.read_text(), flags=re.MULTILINE)
+    """The indented examples of all pages, unindented, lines that a backslash continues made one."""
+    pages = [page.read_text() for page in sorted(FOLDER.glob("*.md"))]
+    found = re.findall(r"(?:^    .*\n)+", "\n".join(pages), flags=re.MULTILINE)
     texts = [re.sub(r"^    ", "", one, flags=re.MULTILINE) for one in found]
     return [text.replace("\\\n", " ") for text in texts]
 

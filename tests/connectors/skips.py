@@ -1,4 +1,4 @@
-"""The list of what is skipped, with its reasons, as docs/connectors.md has it."""
+"""The list of what is skipped, with its reasons, as docs/connectors/README.md has it."""
 
 import re
 from typing import Final

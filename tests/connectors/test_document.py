@@ -1,7 +1,8 @@
-"""docs/connectors.md says what the tests hold, no less and no more."""
+"""docs/connectors/README.md says what the tests hold, no less and no more."""
 
 import importlib
 import inspect
+import re
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ import pytest
 
 from tests.connectors.connector import Drivers, environment
 from tests.connectors.contract import BlockFiles, ConnectorContract
-from tests.connectors.document import DOCUMENT, examples
+from tests.connectors.document import DOCUMENT, FOLDER, examples
 
 HERE: Final = Path(__file__).parent
 #: Columns that no test is named after.
@@ -118,3 +119,20 @@ def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
             ["use_odirect"],
         ],
     }
+
+
+#: What each page of a program answers, in this order.
+ANSWERS: Final = [
+    "What to set",
+    "Why",
+    "What a miss looks like",
+    "What a restart keeps",
+    "Versions",
+]
+
+
+@pytest.mark.parametrize(
+    "page", sorted(set(FOLDER.glob("*.md")) - {DOCUMENT}), ids=lambda page: page.stem
+)
+def test_each_page_answers_the_same_questions(page: Path) -> None:
+    assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == ANSWERS

@@ -1,4 +1,4 @@
-"""LMCache's multi-process mode as docs/connectors.md tells it: the server, and its own client.
+"""LMCache's multi-process mode as docs/connectors/lmcache.md tells it: the server, its client.
 
 Both command lines are the document's, and what it says of what they print is what they print.
 `lmcache bench server --mode cpu` takes a block the whole way, from an engine's memory through the
@@ -46,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def server(
-    python: Path, directory: Path, document: str = "docs/connectors.md"
+    python: Path, directory: Path, document: str = "docs/connectors/lmcache.md"
 ) -> Iterator[list[str]]:
     """Run the document's `lmcache server` with its L2 in ``directory``; yield flags for clients.
 

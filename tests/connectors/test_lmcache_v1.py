@@ -90,7 +90,7 @@ class TestFsConnectorDirect(FsConnector):
 def test_with_o_direct_the_directory_must_be_there(
     drivers: Drivers, tmp_path: Path, is_made: bool
 ) -> None:
-    """As docs/connectors.md says: it asks for the block size before it would make it."""
+    """As docs/connectors/lmcache.md says: it asks for the block size before it would make it."""
     if is_made:
         (tmp_path / "kv").mkdir()
     connector = drivers.take("lmcache_v1")

@@ -96,7 +96,7 @@ class TestProjectsOwn:
         }
         assert failed == {}
         skipped = {name.rpartition("::")[2] for name, said in outcomes.items() if said == "skipped"}
-        assert skipped <= set(listed()), "say in docs/connectors.md why these are skipped"
+        assert skipped <= set(listed()), "say in docs/connectors/README.md why these are skipped"
         assert list(outcomes.values()).count("passed") >= passed_min
         if isinstance(mount, Mounted):
             assert mount.requests()["CREATE"] >= passed_min // 4

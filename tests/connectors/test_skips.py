@@ -1,4 +1,4 @@
-"""A skip that docs/connectors.md does not list fails in CI; what is listed has a reason."""
+"""A skip that docs/connectors/README.md does not list fails in CI; what is listed has a reason."""
 
 import os
 import subprocess
@@ -41,4 +41,4 @@ def test_a_new_skip_fails_in_ci(tmp_path: Path, ci: str, failed: int) -> None:
     )
     assert done.returncode == failed, done.stdout
     assert ("1 failed, 1 skipped" if failed else "2 skipped") in done.stdout
-    assert ("not in docs/connectors.md's list" in done.stdout) == bool(failed)
+    assert ("not in docs/connectors/README.md's list" in done.stdout) == bool(failed)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.connectors
 
 
 def evict_policies() -> dict[str, str]:
-    """Return what docs/connectors.md sets, by folder of a rank."""
+    """Return what docs/connectors/spoolcache.md sets, by folder of a rank."""
     said: dict[str, str] = {}
     for line in example("setfattr", "/kv/spoolcache").splitlines():
         *_, value, path = shlex.split(line)

@@ -1,4 +1,4 @@
-"""vLLM's OffloadingConnector by the command line of docs/connectors.md, around it vLLM's engine.
+"""vLLM's OffloadingConnector by the command line of docs/connectors/vllm.md, in vLLM's engine.
 
 Its parser, scheduler, connector and tiers are real; no model runs, and the copies between GPU and
 memory are a driver's (drivers/vllm_engine.py says why).
@@ -28,8 +28,15 @@ CHUNK_BYTES: Final = 2 * MIB
 PROMPTS: Final = (1, 2, 3)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/connectors.md"])
-@pytest.mark.parametrize("connector", ["OffloadingConnector", "LMCacheMPConnector"])
+@pytest.mark.parametrize(
+    ("connector", "document"),
+    [
+        ("OffloadingConnector", "README.md"),
+        ("OffloadingConnector", "docs/connectors/vllm.md"),
+        ("LMCacheMPConnector", "README.md"),
+        ("LMCacheMPConnector", "docs/connectors/lmcache.md"),
+    ],
+)
 def test_vllm_reads_the_documented_command_line(
     drivers: Drivers, connector: str, document: str
 ) -> None:

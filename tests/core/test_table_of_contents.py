@@ -9,8 +9,8 @@ import pytest
 from tests.support.mounts.mounting import ROOT
 
 DOCS: Final = ROOT / "docs"
-#: Pages for users, and pages for developers.
-FOLDERS: Final = (DOCS, DOCS / "dev")
+#: Pages for users, of the programs on a mount, and for developers.
+FOLDERS: Final = (DOCS, DOCS / "connectors", DOCS / "dev")
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("**/*.md")))
 _ROW: Final = re.compile(r"^\| \[([a-z-]+\.md)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 _LINK: Final = re.compile(r"(?:\]\(|srcset=\"|src=\")([^)#:\"]+)(?:#[^)]*)?[)\"]")

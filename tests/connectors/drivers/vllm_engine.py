@@ -1,10 +1,10 @@
 """vLLM's engine around its offloading tier, as far as it goes without a GPU.
 
-The command line of docs/connectors.md goes through vLLM's own parser; its Scheduler, both sides of
-OffloadingConnector, TieringOffloadingSpec, the region in /dev/shm and the tier ``fs`` are the
-wheel's. No model runs: a prompt's keys and values are the pattern that its tokens name. And the
-copies between the GPU and the region are this file's (``Copies``), since vLLM's own want a stream
-of a GPU: its ``get_worker`` refuses every other platform.
+The command line of docs/connectors/vllm.md goes through vLLM's own parser; its Scheduler, both
+sides of OffloadingConnector, TieringOffloadingSpec, the region in /dev/shm and the tier ``fs``
+are the wheel's. No model runs: a prompt's keys and values are the pattern that its tokens name.
+And the copies between the GPU and the region are this file's (``Copies``), since vLLM's own want a
+stream of a GPU: its ``get_worker`` refuses every other platform.
 """
 
 import json

@@ -129,7 +129,7 @@ def test_status_and_doctor_name_who_keeps_most_and_the_setting(pool: Mounted, kv
 
 
 def test_who_writes_in_place_and_lives_on_needs_no_leases(pool: Mounted, kv: Path) -> None:
-    """docs/connectors.md, "Any other program": with lease=none it is never refused."""
+    """docs/connectors/README.md, "Any other program": with lease=none it is never refused."""
     directory = kv / "saved"
     directory.mkdir(0o777)
     directory.chmod(0o777)
