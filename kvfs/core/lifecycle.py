@@ -317,3 +317,18 @@ def is_temporary(name: bytes) -> bool:
     """
     head, dot, tail = name.rpartition(b".tmp")
     return bool(dot) and (head != b"" or tail != b"") and b"/" not in tail and len(tail) <= 40
+
+
+#: The most names in a directory where files belong to a slab: more are blocks of their own.
+BESIDE_SLAB_MAX: Final = 64
+#: How files end that say what is in others, of whatever size: Mooncake's ``kv_cache.meta``,
+#: marconi's ``.marconi_l2_manifest.json``, SQLite's database and its log (sqlite.org/wal.html).
+_INDEXES: Final = (
+    *(b".json", b".meta", b".manifest"),
+    *(b".db", b".sqlite", b".sqlite3", b"-wal", b"-shm"),
+)
+
+
+def is_index(name: bytes) -> bool:
+    """Whether the file *name* may say what is in a slab beside it."""
+    return name.endswith(_INDEXES)

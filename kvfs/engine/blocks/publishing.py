@@ -11,7 +11,17 @@ from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
-from kvfs.core.lifecycle import HELD, LEASES, UNFINISHED, Event, State, after, is_temporary
+from kvfs.core.lifecycle import (
+    BESIDE_SLAB_MAX,
+    HELD,
+    LEASES,
+    UNFINISHED,
+    Event,
+    State,
+    after,
+    is_index,
+    is_temporary,
+)
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.trims import Trims
 from kvfs.engine.names.namespace import Namespace
@@ -185,14 +195,23 @@ class Publishing:
         pool = self._pool
         fate = pool.rules.leases.processes.fate_of(tid)
         if fate is Fate.KILLED:
-            opened.tear()
-            pool.open.notes.writing(opened)
+            if not self._survives_kill(opened):
+                opened.tear()
+                pool.open.notes.writing(opened)
             return None
         now_s = pool.monotonic_s()
         status = pool.syscalls.fstat(opened.fd)
         opened.note_flushed(status.st_size, status.st_mtime_ns)
         closer = pool.rules.leases.processes.of(tid, now_s)
         return Closing(tid, closer, fate, now_s, status.st_size, status.st_mtime_ns)
+
+    def _survives_kill(self, opened: OpenInode) -> bool:
+        """Whether *opened* stays as a killed writer left it: a part of a unit.
+
+        A database recovers from what it had written; without one of its files it is dead for good.
+        """
+        record = self._pool.index.inode_or_miss(opened.ino)
+        return record is not None and bool(self._pool.rules.policies.of(record.parent).unit)
 
     def never_closed(self, opened: OpenInode, tid: int) -> Closing:
         """Return what is known of a handle of thread *tid* that had no close(2).
@@ -331,6 +350,20 @@ class Publishing:
             opened.lose_name(record._replace(ctime_ns=opened.gone.ctime_ns))
             self._pool.open.notes.changed(opened)
         self.torn += 1
+        if record.state == State.SLAB_DRAFT:
+            self._lose_indexes(record.parent)
+
+    def _lose_indexes(self, directory: InodeNo) -> None:
+        """Remove what may say what was in a torn slab: one made anew beside it would give zeros."""
+        index = self._pool.index
+        above = index.inode_or_miss(directory)
+        if above is None or above.entries > BESIDE_SLAB_MAX:
+            return
+        beside = [one for some in index.below(directory, BESIDE_SLAB_MAX) for one, _ in some]
+        for ino in beside:
+            own = index.inode_or_miss(ino)
+            if own is not None and stat.S_ISREG(own.mode) and is_index(own.name):
+                self._namespace.lose(ino)
 
     def dismiss(self, opened: OpenInode, error: Exception) -> bool:
         """Remove the name of a block whose bytes are lost: a miss, not an error that stays.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.eviction_policy import Rank
-from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.lifecycle import BESIDE_SLAB_MAX, SLABS, State, is_index
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.eviction.victims import look_at, obstacle, used_since
 from kvfs.pool.pool import Pool
@@ -22,14 +22,6 @@ from kvfs.pool.rules.ranks import SMALL_BYTES, rank_of
 
 #: The most names in a unit: one transaction removes them, some 60 us each.
 NAMES_MAX: Final = 1024
-#: The most names in a directory where files belong to a slab: more are blocks of their own.
-_BESIDE_SLAB_MAX: Final = 64
-#: How files end that say what is in others, of whatever size: Mooncake's ``kv_cache.meta``,
-#: marconi's ``.marconi_l2_manifest.json``, SQLite's database and its log (sqlite.org/wal.html).
-_INDEXES: Final = (
-    *(b".json", b".meta", b".manifest"),
-    *(b".db", b".sqlite", b".sqlite3", b"-wal", b"-shm"),
-)
 #: Inodes read from the index at a time.
 _READ_AT_ONCE: Final = 256
 
@@ -81,7 +73,7 @@ class Units:
         if not self._pool.rules.heat.held_bytes[Rank.ORPHAN_SLAB]:
             return False  # there are none at all
         record = self._pool.index.inode_or_miss(directory)
-        if record is None or record.entries > _BESIDE_SLAB_MAX:
+        if record is None or record.entries > BESIDE_SLAB_MAX:
             return False
         return any(own.state == State.ORPHAN_SLAB for _, own in self._beside(directory))
 
@@ -198,7 +190,7 @@ def _goes_with(record: InodeRecord) -> bool:
     if record.state in SLABS:
         return True
     return record.state != State.ORPHAN and (
-        record.size_bytes < SMALL_BYTES or record.name.endswith(_INDEXES)
+        record.size_bytes < SMALL_BYTES or is_index(record.name)
     )
 
 

@@ -57,6 +57,29 @@ def test_a_killed_writer_takes_the_name_along(kv: Path, name: str) -> None:
     assert read_file(block) == stamped("block", SIZE, 1)
 
 
+def test_a_killed_writer_leaves_its_files_of_a_unit(kv: Path) -> None:
+    """[together] A database recovers from them; without one of them it is dead for good."""
+    os.setxattr(kv, "user.kvfs.evict", b"together")
+    with Stepping(WRITER, "waits", kv / "block") as writer:
+        assert writer.at() == "half"
+        writer.kill()
+    until(lambda: state(kv / "block") == "published", "closed by its death", GONE_WAIT_S)
+    assert read_file(kv / "block") == stamped("block", SIZE)[: SIZE // 2]
+
+
+def test_a_killed_slab_takes_its_index_along(kv: Path) -> None:
+    """[together] A slab made anew at the same size, beside the old index, would give zeros."""
+    with Caller() as writer:
+        slab = writer.os("open", str(kv / "pool.bin"), os.O_RDWR | os.O_CREAT)
+        writer.os("posix_fallocate", slab, 0, SIZE)
+        for name in ("manifest.json", "block"):
+            write_file(kv / f"{name}.tmp", b"{}")
+            (kv / f"{name}.tmp").rename(kv / name)
+        os.kill(writer.pid, signal.SIGKILL)
+        gone(kv / "pool.bin")
+    assert os.listdir(kv) == ["block"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGXCPU])
 def test_every_deadly_signal_counts(kv: Path, number: int) -> None:
     """[life-torn] Not SIGKILL alone."""
