@@ -96,6 +96,13 @@ class Connector:
         """The driver's process."""
         return self._process.pid
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether an answer waits to be read."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers_fd, selectors.EVENT_READ)
+            return b"\n" in self._pending or bool(selector.select(0))
+
     def call(self, verb: str, **arguments: Any) -> Any:  # noqa: ANN401
         """Ask the driver and wait for its answer. Raises ConnectorFailed."""
         self.send(verb, **arguments)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.connectors.connector import Connector, Drivers
+from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import Mounted, Reference
 
 MIB = 1 << 20
@@ -42,8 +43,12 @@ class ConnectorContract:
     """Whether a store of a known key replaces its bytes; else it is skipped."""
     restart_warm: ClassVar[bool] = True
     """Whether a new process of the connector finds what an earlier one stored."""
+    killed_warm: ClassVar[bool] = True
+    """Whether it also does if that one was killed; else it finds nothing, and begins anew."""
     o_direct: ClassVar[bool] = False
     """Whether it is configured to read and write past the page cache."""
+    o_direct_too: ClassVar[bool] = False
+    """Whether it opens a file both ways, or in the way that the moment calls for."""
     shares_directory: ClassVar[bool] = True
     """Whether several processes may work in one directory."""
     quick_start: ClassVar[bool] = False
@@ -86,6 +91,11 @@ class ConnectorContract:
     def absent(self) -> list[int]:
         """As many keys that nobody ever stores."""
         return list(range(10_000, 10_000 + self.blocks))
+
+    def files(self, connector: Connector, keys: list[int]) -> dict[int, str]:
+        """What is in the path of a block's file, by key; without those that have none."""
+        assert connector.pid
+        return {key: block_hash(key) for key in keys}
 
     def stores(self, connector: Connector, keys: list[int], version: int = 1) -> None:
         """Store ``keys``, and it says that it did."""
@@ -130,7 +140,7 @@ class ConnectorContract:
         self.holds(connector, self.keys, version=2 if self.overwrites else 1)
 
     def test_o_direct_as_configured(self, start: Start, kv_dir: Path) -> None:
-        """Every open of a block is with O_DIRECT, or none is."""
+        """Every open of a block is with O_DIRECT, or none is; or every file is opened buffered."""
         assert os.statvfs(kv_dir).f_bsize == 4096
         connector = start()
         self.stores(connector, self.keys)
@@ -141,7 +151,10 @@ class ConnectorContract:
             if self.data_files.search(path)
         ]
         assert opens
-        assert {direct for _, direct in opens} == {self.o_direct}
+        if self.o_direct_too:
+            assert {path for path, _ in opens} == {path for path, direct in opens if not direct}
+        else:
+            assert {direct for _, direct in opens} == {self.o_direct}
 
     def test_two_processes_at_once(self, start: Start) -> None:
         """Two processes store the same and different keys at once; both then read all of it."""
@@ -164,18 +177,18 @@ class ConnectorContract:
         connector = start()
         self.stores(connector, self.keys)
         connector.end()
-        self.is_as_warm_as_it_gets(start())
+        self.is_as_warm_as_it_gets(start(), warm=self.restart_warm)
 
     def test_restart_warm_connector_killed(self, start: Start) -> None:
         """The same after SIGKILL."""
         connector = start()
         self.stores(connector, self.keys)
         connector.kill()
-        self.is_as_warm_as_it_gets(start())
+        self.is_as_warm_as_it_gets(start(), warm=self.restart_warm and self.killed_warm)
 
-    def is_as_warm_as_it_gets(self, connector: Connector) -> None:
+    def is_as_warm_as_it_gets(self, connector: Connector, *, warm: bool) -> None:
         """All blocks for a connector that looks on disk, none for one that forgets; it works."""
-        if not self.restart_warm:
+        if not warm:
             assert self.hits(connector, self.keys) == []
             self.stores(connector, self.keys)
         self.holds(connector, self.keys)
@@ -194,6 +207,26 @@ class ConnectorContract:
             mount.start()
 
         self.survives(start, kill_and_mount)
+
+    def test_restart_warm_server_killed_meanwhile(
+        self, start: Start, mount: Mounted | Reference
+    ) -> None:
+        """The server alone is killed while blocks are stored, and another one goes on."""
+        if isinstance(mount, Reference):
+            pytest.skip("no daemon on a native file system")
+        connector = start()
+        half = self.blocks // 2
+        self.stores(connector, self.keys[:half])
+        before = sum(mount.requests().values())
+        connector.send("store", keys=self.keys[half:], version=1)
+        until(
+            lambda: sum(mount.requests().values()) > before or connector.has_answered,
+            "it stores",
+        )
+        mount.kill_server()
+        assert connector.answer()["ok"], connector.log_tail()
+        mount.follow_server()
+        self.holds(connector, self.keys)
 
     def survives(self, start: Start, restart: Callable[[], None]) -> None:
         """Everything stored before ``restart`` is read after it, and new stores work."""
@@ -228,8 +261,8 @@ class BlockFiles(ConnectorContract):
         connector = start()
         self.stores(connector, self.keys)
         gone, kept = self.keys[::3], [key for key in self.keys if key % 3]
-        for key in gone:
-            (path,) = kv_dir.rglob(f"*{block_hash(key)}*")
+        for name in self.files(connector, gone).values():
+            (path,) = kv_dir.rglob(f"*{name}*")
             path.unlink()
         assert connector.call("load", keys=gone, version=1)["loaded"] == []
         if self.forgets_vanished:

@@ -8,14 +8,16 @@ are leased or slabs; FillsThePool or KeepsItsLimit for what happens when more is
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pytest
 
 from tests.connectors.connector import Connector, ConnectorFailed
-from tests.connectors.contract import MIB, ConnectorContract, Start, block_hash
+from tests.connectors.contract import MIB, ConnectorContract, Start
 from tests.support.mounts.mounting import Mounted, Reference, run_kvfs, workplace
 
+#: Why nothing goes while its process lives; of a unit, the rest because of one.
+_KEPT: Final = frozenset({"leased", "slab", "draft", "open", "slab_draft", "came into use"})
 #: A killed process's leases end with the next look of the server's; each asking takes a while.
 ASK_MAX = 40
 
@@ -48,7 +50,8 @@ class EvictedQuietly(ConnectorContract):
         self.stores(connector, self.keys)
         half_bytes = self.blocks // 2 * self.size_bytes
         assert evict(kv_dir, "--bytes", str(half_bytes))["blocks"] > 0
-        kept = [key for key in self.keys if list(kv_dir.rglob(f"*{block_hash(key)}*"))]
+        names = self.files(connector, self.keys)
+        kept = [key for key in self.keys if list(kv_dir.rglob(f"*{names[key]}*"))]
         gone = [key for key in self.keys if key not in kept]
         assert kept
         assert gone
@@ -91,7 +94,7 @@ class EvictedAfterItsProcess(ConnectorContract):
         self.stores(connector, self.keys)
         alive = evict(kv_dir)
         assert self.big_files(kv_dir)
-        assert set(alive["kept"]) <= {"leased", "slab", "draft", "open", "slab_draft"}
+        assert set(alive["kept"]) <= _KEPT
         self.holds(connector, self.keys)
         connector.kill()
         for _ in range(ASK_MAX):
@@ -150,27 +153,29 @@ class FillsThePool(SmallPool):
     """It stores on and on: kvfs makes room, and what is found is whole."""
 
     full_pool: ClassVar[str] = "yes"
+    times: ClassVar[float] = 2.5
+    """How often the pool's capacity is stored."""
     believes: ClassVar[bool] = False
     """Whether blocks that it has once seen stay hits."""
 
     def test_full_pool_takes_every_store(
         self, small: Mounted, start: Start, mount: Mounted | Reference, kv_dir_full: Path
     ) -> None:
-        """Two and a half times the pool: no store fails, the bound holds, no hit is wrong."""
+        """Several times the pool: no store fails, the bound holds, no hit is wrong."""
         skip_without_kvfs(mount)
-        count = int(2.5 * self.capacity_bytes / self.size_bytes)
+        count = int(self.times * self.capacity_bytes / self.size_bytes)
         connector = start(str(kv_dir_full))
         for first in range(0, count, 8):
             self.stores(connector, list(range(first, min(first + 8, count))))
             assert small.status()["used_bytes"] <= self.capacity_bytes
         every = list(range(count))
-        before = self.on_disk(every, kv_dir_full)
+        before = self.on_disk(connector, every, kv_dir_full)
         hits = set(self.hits(connector, every))
         # One by one: where a block of a batch is gone, some connectors give up the rest of it.
         batches = [[key] for key in sorted(before)] + [sorted(set(every) - before)]
         loads = [connector.call("load", keys=keys, version=1) for keys in batches]
         # kvfs goes on making room ahead of writers: what was there may be gone by now.
-        after = self.on_disk(every, kv_dir_full)
+        after = self.on_disk(connector, every, kv_dir_full)
         loaded = {key for done in loads for key in done["loaded"]}
         assert all(done["intact"] == done["loaded"] for done in loads)
         assert after <= loaded <= before
@@ -180,9 +185,10 @@ class FillsThePool(SmallPool):
         assert small.status()["eviction"]["blocks"] >= count - len(before) > 0
         assert small.errors() == []
 
-    def on_disk(self, keys: list[int], directory: Path) -> set[int]:
+    def on_disk(self, connector: Connector, keys: list[int], directory: Path) -> set[int]:
         """Those of ``keys`` that have a file."""
-        return {key for key in keys if list(directory.rglob(f"*{block_hash(key)}*"))}
+        there = "\n".join(str(path) for path in directory.rglob("*") if path.is_file())
+        return {key for key, name in self.files(connector, keys).items() if name in there}
 
 
 class KeepsItsLimit(SmallPool):

@@ -64,6 +64,27 @@ int openat64(int at, const char *path, int flags, ...)
     return logged(at, path, flags, mode);
 }
 
+/* Inside of libc fopen opens without asking anybody. */
+static FILE *logged_stream(const char *path, const char *mode)
+{
+    static FILE *(*real)(const char *, const char *);
+    if (!real)
+        real = (FILE *(*)(const char *, const char *))dlsym(RTLD_NEXT, "fopen");
+    if (log_fd >= 0 && path)
+        dprintf(log_fd, "%o %s\n", (unsigned)(mode[0] == 'r' ? O_RDONLY : O_WRONLY), path);
+    return real(path, mode);
+}
+
+FILE *fopen(const char *path, const char *mode)
+{
+    return logged_stream(path, mode);
+}
+
+FILE *fopen64(const char *path, const char *mode)
+{
+    return logged_stream(path, mode);
+}
+
 int __open_2(const char *path, int flags)
 {
     return logged(AT_FDCWD, path, flags, 0);
