@@ -90,6 +90,7 @@ def column_of(column: str) -> str:
 def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
     """What is installed is what the table names."""
     named = {part for row in rows() for part in row["tested version"].split(", ")}
+    named = {part for part in named if not part.startswith("llama.cpp ")}  # in no Python package
     program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     for package, version in sorted(part.split(" ") for part in named):
         command = [str(connectors_python), "-c", program, package]
@@ -100,7 +101,7 @@ def test_versions_are_the_tested_ones(connectors_python: Path) -> None:
             check=True,
             text=True,
         )
-        assert done.stdout.strip() == version
+        assert done.stdout.strip().partition("+")[0] == version
 
 
 @pytest.mark.connectors
