@@ -62,6 +62,7 @@ NOT_RUN: Final = {
     "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=": "the same",
     "export SGLANG_HICACHE_": "for it; the tiers read these variables (test_sglang_*.py)",
     "export SPOOLCACHE_PATH=": "for vLLM with a GPU; the store is run (test_spoolcache.py)",
+    "export AIBRIX_KV_CACHE_OL_L2_": "for vLLM with a GPU; both tiers are run (test_aibrix.py)",
     "python kv-cache.py ": "is in no package index; its calls are made (test_mlperf_pattern.py)",
     "pytest -s -m proof ": "a proof, of minutes; that there is one is tested",
     "kvfs bench ": "measures for minutes; the real parser takes each",
