@@ -44,6 +44,14 @@ NO_CUDA_EXT=1 VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.33.0 \
     lmcache==0.5.6 vllm==0.33.0
 "$python" "$here/unpack_tests.py" "$venv/own-tests" "$wheels"/*.tar.gz
 
+# llama.cpp's library, prebuilt: npm only fetches it.
+command -v npm >/dev/null ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends npm >/dev/null
+npm pack --silent --pack-destination "$wheels" @node-llama-cpp/linux-x64@3.22.1 >/dev/null
+mkdir "$venv/unpacked/llama"
+tar -xzf "$wheels"/node-llama-cpp-*.tgz -C "$venv/unpacked/llama" --strip-components=3 \
+    --wildcards 'package/bins/linux-x64/*.so'
+
 # Mooncake's wheel leaves these to the system.
 if ! ldconfig -p | grep -q libibverbs.so.1 || ! ldconfig -p | grep -q libcurl.so.4; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
