@@ -340,7 +340,7 @@ class StoreMachine(RuleBasedStateMachine):
             if self.index_log_s:  # what came later is what test_index_log.py is about
                 self.store.log_index()
             self.host.lose_power()
-            self.model.lose_power()
+            self.model.lose_power(logged=bool(self.index_log_s))
         if end.endswith(("check", "repair")):
             assert self.host.check().problems == []
         if end.endswith("repair"):
@@ -393,6 +393,25 @@ class LoggedStoreMachine(StoreMachine):
 
 TestLogged = pytest.mark.usefixtures("caplog")(LoggedStoreMachine.TestCase)
 TestLogged.settings = settings(max_examples=30, stateful_step_count=60)
+
+
+@pytest.mark.usefixtures("caplog")
+@pytest.mark.parametrize("machine", [StoreMachine, LoggedStoreMachine])
+def test_a_block_without_its_last_name_loses_its_maker_with_the_power(
+    machine: type[StoreMachine],
+) -> None:
+    """A log of the index knows that it had one, so it goes first; a file does not say."""
+    run = machine()
+    try:
+        run.begin()
+        run.store_block(0, b"c.tmp", b"z" * 100, 0)
+        run.end("power")
+        run.the_tree_is_the_models()
+        run.attributes_are_the_models()
+        found = run.store.record(run.store.lookup(ROOT_INODE, b"c.tmp"))
+        assert found.state == (State.ORPHAN if run.index_log_s else State.PUBLISHED)
+    finally:
+        run.teardown()
 
 
 class LongStoreMachine(StoreMachine):

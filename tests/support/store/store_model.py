@@ -15,7 +15,17 @@ from kvfs.core.errors import (
     NotPermitted,
     TooManyLinks,
 )
-from kvfs.core.lifecycle import FINAL, HELD, IDENTIFIED, SLABS, UNFINISHED, Event, State, after
+from kvfs.core.lifecycle import (
+    FINAL,
+    HELD,
+    IDENTIFIED,
+    SLABS,
+    UNFINISHED,
+    Event,
+    State,
+    after,
+    is_temporary,
+)
 from kvfs.core.types import InodeNo
 
 #: Open for writing, and torn if that ends in the middle.
@@ -311,8 +321,11 @@ class Model:
                 node.state = State.PUBLISHED
         self._forget_handles()
 
-    def lose_power(self) -> None:
-        """Lose what is being written, or its maker's alone, and all second names."""
+    def lose_power(self, *, logged: bool = False) -> None:
+        """Lose what is being written, or its maker's alone, and all second names.
+
+        *logged*: the index was, and so knows which blocks their makers left without a last name.
+        """
         for _, node in list(self.walk()):
             if node.alias is not None:
                 self.remove(*node.alias)
@@ -321,7 +334,11 @@ class Model:
             kept = True
             if node.is_file:
                 kept = node.state in IDENTIFIED and not node.writers
-                node.state = State.ORPHAN_SLAB if node.state in SLABS else State.PUBLISHED
+                is_left = node.state is State.LEASED and is_temporary(name)
+                if logged and (is_left or node.state is State.ORPHAN):
+                    node.state = State.ORPHAN
+                else:
+                    node.state = State.ORPHAN_SLAB if node.state in SLABS else State.PUBLISHED
             if not kept:
                 self.remove(parent, name)
         self._forget_handles()
