@@ -28,6 +28,7 @@ from tests.support.store.stores import (
     Host,
     assert_exact,
     assert_no_strays,
+    get,
     kill_behind_an_overwriting,
     put,
     settle,
@@ -58,6 +59,23 @@ def test_a_kill_drops_drafts_and_nothing_else(running: Host) -> None:
     assert_no_strays(store)
     running.stop()
     assert running.check().problems == []
+
+
+def test_a_kill_before_the_close_frees_the_reserve_of_a_renamed_block(running: Host) -> None:
+    store = running.store
+    put(store, ROOT_INODE, b"before", b"x" * 50_000)
+    draft, _ = store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0)
+    write(store, draft, b"short")
+    assert draft.allocated_bytes > 4096
+    store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K")
+    assert store.record(draft.ino).state == State.RENAMED
+    os.close(draft.fd)
+    running.kill()
+    store = running.start()
+    record = store.record(draft.ino)
+    assert (record.state, record.allocated_bytes) == (State.PUBLISHED, 4096)
+    assert get(store, ROOT_INODE, b"K") == b"short"
+    assert_exact(running)
 
 
 def test_a_kill_takes_a_block_that_was_being_rewritten_in_place(running: Host) -> None:

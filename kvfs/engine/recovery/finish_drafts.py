@@ -2,12 +2,13 @@
 
 Drafts are dropped: nobody will finish them, and nobody may take them for whole. Blocks that were
 being rewritten in place, or written after their rename, are dropped too, unless nothing was written
-and nobody can write any more. Slabs are measured, since their extent is the truth. No file is
-touched here: the sweep removes extents without an inode.
+and nobody can write any more; these lose their unused reserve. Slabs are measured, since their
+extent is the truth. No file is removed here: the sweep does that to extents without an inode.
 """
 
 import contextlib
 import logging
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -22,7 +23,7 @@ from kvfs.core.records import (
     parse_inode_key,
     state_of_inode,
 )
-from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence, round_up
 from kvfs.engine.names.tree_change import drop_rows, put_counts
 from kvfs.pool.open.measure import is_as_recorded
 from kvfs.storage.extents import BROKEN_FILE, Extents
@@ -68,16 +69,47 @@ def finish_index(
                 counters = _drop(txn, ino, record, counters)
                 dropped += 1
             else:
-                growth_bytes = again.allocated_bytes - record.allocated_bytes
-                counters = counters._replace(
-                    used_bytes=counters.used_bytes + growth_bytes, sequence=counters.sequence + 1
-                )
-                txn.put_inode(ino, again._replace(sequence=Sequence(counters.sequence)))
+                counters = _put(txn, ino, record, again, counters)
                 measured += 1
             txn.put_counters(counters)
+        # Only now: a trim sets the mtime, by which a start that repeats this would call it written.
+        if again is not None and (trimmed := _trimmed(extents, ino, again)) != again:
+            with index.write() as txn:
+                counters = _put(txn, ino, again, trimmed, counters)
+                txn.put_counters(counters)
     with index.write() as txn:
         txn.put_unfinished(kept)
     return Finished(dropped, measured)
+
+
+def _put(
+    txn: WriteTransaction, ino: InodeNo, before: InodeRecord, after: InodeRecord, counters: Counters
+) -> Counters:
+    """Write *after* in place of *before*; return the counters with it."""
+    growth_bytes = after.allocated_bytes - before.allocated_bytes
+    counters = counters._replace(
+        used_bytes=counters.used_bytes + growth_bytes, sequence=counters.sequence + 1
+    )
+    txn.put_inode(ino, after._replace(sequence=Sequence(counters.sequence)))
+    return counters
+
+
+def _trimmed(extents: Extents, ino: InodeNo, record: InodeRecord) -> InodeRecord:
+    """Return *record* without what its extent holds beyond its size, which is freed.
+
+    A slab keeps its reserve, which it asked for. If the device refuses, the block keeps it, too.
+    """
+    if record.state == State.SLAB or record.allocated_bytes <= round_up(record.size_bytes):
+        return record
+    try:
+        fd = extents.open(ino, os.O_RDWR)
+        try:
+            return record._replace(allocated_bytes=extents.trim(fd, record.size_bytes))
+        finally:
+            os.close(fd)
+    except (Damaged, OSError) as error:
+        _log.warning("a reserve is not freed: %s", error)
+        return record
 
 
 def _measured(
