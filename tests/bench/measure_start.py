@@ -1,9 +1,10 @@
-"""Measure a start after a power loss: ``python -m tests.bench.measure_start IMAGE NAMES``.
+"""Measure starts, after a kill and a power loss: ``python -m tests.bench.measure_start IMAGE N``.
 
-Makes a pool of NAMES blocks in the new file IMAGE: rows of the index, and with ``--files`` an
+Makes a pool of N blocks in the new file IMAGE: rows of the index, and with ``--files`` an
 extent with its identity for each. Has the index copied, stores ``--logged`` blocks that go to its
-log and a hundred that do not, cuts the XFS off and starts again with nothing in memory. Prints
-JSON: seconds until the XFS was mounted and until the first lookup from there on, and with
+log, and kills the store, whose index stays in memory. Then it stores a hundred that are not
+logged, cuts the XFS off and starts again with nothing in memory. Prints JSON: bytes of each kind of
+row, seconds until the XFS was mounted and until the first lookup from there on, and with
 ``--files`` until all was compared and what a rebuild takes instead. Needs root, 13 GiB of disk for
 a million blocks with files; for ten million without, 58 GiB that are free, of which it takes 10,
 and 6 GiB of memory. Not collected by pytest.
@@ -15,10 +16,12 @@ import os
 import stat
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from kvfs.core.lifecycle import State
+from kvfs.core.records import CHILD_PREFIX, INODE_PREFIX, NAME_PREFIX
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device, format_source, open_source, wait_released
@@ -35,6 +38,7 @@ from tests.support.store.stores import fill_pool, put, settle
 _BATCH: Final = 8192
 _BLOCK_BYTES: Final = 4096
 _YOUNG: Final = 100
+_KINDS: Final = (("inodes", INODE_PREFIX), ("names", NAME_PREFIX), ("children", CHILD_PREFIX))
 _ROW_BYTES: Final = 700
 #: An inode of 1 KiB, a block, and what XFS keeps beside them.
 _FILE_BYTES: Final = 8 << 10
@@ -116,8 +120,17 @@ def _end(driver: Driven) -> None:
     discard_index(index_in, Syscalls())
 
 
+def _row_bytes(store: Store, prefix: bytes) -> int:
+    rows = chain.from_iterable(store.pool.index.walk(prefix, _BATCH))
+    return sum(len(key) + len(value) for key, value in rows)
+
+
 def _cut(device: Device, image: Path) -> None:
     shut_down(device.pool_fd, Cut.NOTHING)
+    _close(device, image)
+
+
+def _close(device: Device, image: Path) -> None:
     device.close()
     wait_released(str(image))
     Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -138,7 +151,7 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("image", type=Path)
-    parser.add_argument("names", type=int)
+    parser.add_argument("names", type=int, metavar="N")
     parser.add_argument("--files", action="store_true")
     parser.add_argument("--logged", type=int, default=0, metavar="BLOCKS")
     given = parser.parse_args()
@@ -155,8 +168,15 @@ def main() -> None:
         driver.sync()
         store.pool.index.preallocate()
         found["index_bytes"] = store.pool.index.used_bytes()
+        found["row_bytes_a_name"] = {
+            what: round(_row_bytes(store, prefix) / given.names, 1) for what, prefix in _KINDS
+        }
         found["copy_s"] = _copy(store)
         _log(driver, given.logged)
+        driver.kill()
+        _close(device, given.image)
+        device, store, found["after_kill"] = _start(given.image, settings, names=given.names)
+        driver = Driven(store)
         driver.log_no_more()
         for number in range(_YOUNG):
             put(driver, ROOT_INODE, b"younger %d" % number, b"y" * 5000)

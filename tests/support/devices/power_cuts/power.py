@@ -151,3 +151,10 @@ def write_back(fd: int, offset_bytes: int, length_bytes: int) -> None:
     if _libc.sync_file_range(fd, offset_bytes, length_bytes, _WRITE_AND_WAIT) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def write_whole(fd: int, data: bytes | memoryview, at: int) -> None:
+    """Write *data*, in parts if the rest of it waits. Raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], at + done)  # O_APPEND: behind what is there

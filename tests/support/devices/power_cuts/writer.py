@@ -26,6 +26,7 @@ from tests.support.devices.power_cuts.ledger import (
     Publication,
     content,
 )
+from tests.support.devices.power_cuts.power import write_whole
 from tests.support.devices.power_cuts.proving_blocks import SECTOR_BYTES, sectors_of
 from tests.support.devices.power_cuts.writing_kernel import PAGE_BYTES, Kernel
 
@@ -198,7 +199,7 @@ class CutWriter:
                 half = len(data) // 2 // PAGE_BYTES * PAGE_BYTES
                 for start, end in ((0, half), (half, len(data))):
                     if start < end:
-                        _write_all(fd, view[start:end], start)
+                        write_whole(fd, view[start:end], start)
         self._close_and_rename(fd, path, publication)
 
     def store_header_apart(self) -> None:
@@ -271,7 +272,7 @@ class CutWriter:
         versions = last.versions + (self._version,) * self._draw.randint(1, 40)
         publication, data = self._begin(block, "appended", versions=versions)
         if (fd := self._open(block, os.O_WRONLY | os.O_APPEND)) is not None:
-            _write_all(fd, data[last.size_bytes :], last.size_bytes)
+            write_whole(fd, data[last.size_bytes :], last.size_bytes)
             self._kernel.may_write(fd)
             self._close(fd, publication)
 
@@ -423,7 +424,7 @@ class CutWriter:
         return self._fd
 
     def _write(self, fd: int, data: bytes, at: int) -> None:
-        _write_all(fd, data, at)
+        write_whole(fd, data, at)
         self._kernel.may_write(fd)
 
     def _close(self, fd: int, publication: Publication) -> None:
@@ -443,10 +444,3 @@ class CutWriter:
 
     def _path(self, block: Block) -> str:
         return f"{self._root}/{self.ledger.directories[block.directory].names[-1]}/{block.name}"
-
-
-def _write_all(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write *data*, in parts if the rest of it waits. Raises OSError."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], at + done)  # O_APPEND: behind what is there
