@@ -161,9 +161,7 @@ class CutWriter:
         publication, data = self._begin(block, LINKED)
         path = self._path(block)
         fd = self._create(f"{path}{TEMPORARY}", os.O_EXCL)
-        half = len(data) // 2
-        self._write(fd, data[:half], 0)
-        self._write(fd, data[half:], half)
+        self._write_halves(fd, data)
         os.link(f"{path}{TEMPORARY}", path)
         self._linked.add(block.number)
         self._kernel.may_write(fd)
@@ -378,9 +376,7 @@ class CutWriter:
         path = self._path(block)
         begun_ns = time.monotonic_ns()
         fd = self._create(f"{path}{TEMPORARY}")
-        half = len(data) // 2
-        self._write(fd, data[:half], 0)
-        self._write(fd, data[half:], half)
+        self._write_halves(fd, data)
         self._close_and_rename(fd, path, publication)
         if len(block.publications) > 1:  # its attributes went with the one that it replaced
             done_ns = publication.acknowledged_ns
@@ -422,6 +418,10 @@ class CutWriter:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | more_flags, 0o644)
         self._opened = path
         return self._fd
+
+    def _write_halves(self, fd: int, data: bytes) -> None:
+        for start, end in ((0, len(data) // 2), (len(data) // 2, len(data))):
+            self._write(fd, data[start:end], start)
 
     def _write(self, fd: int, data: bytes, at: int) -> None:
         write_whole(fd, data, at)
