@@ -44,7 +44,9 @@ class EmulatedRoot:
             *("mmdebstrap", *flags, "--skip=check/qemu", f"--include={','.join(packages)}"),
             *(suite, str(self._root)),
         )
-        _run("dpkg-deb", "-x", str(package), str(self._root))
+        # As dpkg does it: a directory of the package goes where a link of that name leads.
+        unpacked = 'dpkg-deb --fsys-tarfile "$1" | tar -x --keep-directory-symlink -C "$2"'
+        _run("sh", "-euc", unpacked, "sh", str(package), str(self._root))
         for name in ("proc", "dev"):
             (self._root / name).mkdir(exist_ok=True)
         # Not installed: its package would register it for the whole machine.
