@@ -94,8 +94,9 @@ def _cards(facts: ReportFacts) -> Iterator[str]:
     yield from _day(facts.history)
     yield _curve(facts.status["cache"])
     yield _ages(facts.status["cache"])
-    for what, key in (("directory", "directories"), ("model", "models")):
-        yield _tallies(what, facts.status["cache"][key])
+    cache = facts.status["cache"]
+    yield _tallies("directory", cache["directories"], "A tenant is told by its directory.")
+    yield _tallies("model", cache["models"], "Told by the names that connectors give.")
     yield _card("Durability", _pairs(_durability(facts.status)))
     yield _card("Server", _pairs(_server(facts.status)))
     yield _card("Drive", _pairs(_drive(facts)))
@@ -227,7 +228,7 @@ def _ages(cache: Mapping[str, Any]) -> str:
     return _card("Ages of blocks", drawn + table)
 
 
-def _tallies(what: str, tallies: Mapping[str, Mapping[str, Any]]) -> str:
+def _tallies(what: str, tallies: Mapping[str, Mapping[str, Any]], note: str) -> str:
     """Return the busiest directories or models; empty if none is known."""
     if not tallies:
         return ""
@@ -246,7 +247,8 @@ def _tallies(what: str, tallies: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     heads = (what, "hit rate", "hits", "misses", "loaded", "stored", "evicted")
     more = len(busiest) - len(rows)
-    rest = f'<p class="soft">and {more} more</p>' if more > 0 else ""
+    others = f"And {more} more. " if more > 0 else ""
+    rest = f'<p class="soft">{others}{note}</p>'
     table = _table(heads, rows, numbers=range(1, len(heads)))
     return _card(f"By {what}", table + rest, wide=True)
 

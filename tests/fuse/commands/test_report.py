@@ -98,6 +98,7 @@ def test_it_says_what_the_mount_says(used: Mounted, report: str) -> None:
         "Drive",
     ):
         assert heading in shown
+    assert "A tenant is told by its directory." in shown
     assert "lmcache" in shown
     assert "org-SEP-Llama" in shown
     assert status["data_path_reason"] in shown
