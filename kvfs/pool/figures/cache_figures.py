@@ -26,6 +26,9 @@ from kvfs.storage.index import Index
 _STORED_FROM: Final = UNFINISHED | {State.RENAMED, State.REWRITE}
 #: In these states a block is not stored yet: the rename that follows stores it.
 _NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
+#: Digits of the hash that a name of SGLang's begins with.
+_SGLANG_HASH: Final = 64
+_UNDERSCORE: Final = ord("_")
 #: Stands for directories or models beyond the limit. No real name has a slash.
 OTHERS: Final = "/others"
 #: Stands for files in the root directory itself.
@@ -87,10 +90,18 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 def model_of(name: bytes) -> bytes:
     """Return the model in a block's *name*; b"" if the connector does not put it there.
 
-    LMCache: ``MODEL@WORLD@RANK@HASH@DTYPE.pt`` and ``MODEL@RANK@GROUP@HASH.data``.
+    LMCache: ``MODEL@WORLD@RANK@HASH@DTYPE.pt`` and ``MODEL@RANK@GROUP@HASH.data``. SGLang:
+    ``HASH_MODEL_RANK_RANKS.bin``, and of models that all ranks share ``HASH_MODEL.bin``.
     """
     parts = name.split(b"@", 3)
-    return parts[0] if len(parts) == 4 else b""
+    if len(parts) == 4:
+        return parts[0]
+    if len(name) <= _SGLANG_HASH or name[_SGLANG_HASH] != _UNDERSCORE or name[-4:] != b".bin":
+        return b""
+    model, *ranks = name[_SGLANG_HASH + 1 : -4].rsplit(b"_", 2)
+    return (
+        model if len(ranks) == 2 and all(map(bytes.isdigit, ranks)) else b"_".join([model, *ranks])
+    )
 
 
 class Tallies:
