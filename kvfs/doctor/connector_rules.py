@@ -92,6 +92,23 @@ def load_failures(facts: Facts) -> list[Finding] | None:
     ]
 
 
+def databases(facts: Facts) -> list[Finding] | None:
+    """A database that loses one of its files does not open again (RocksDB)."""
+    if facts.habits_of_connectors is None:
+        return None
+    return [
+        Finding(
+            Severity.SERIOUS,
+            f"{habit.origin} keeps a RocksDB (AIBrix) in {habit.command}: when kvfs evicts one of "
+            "its files, or its process is killed, it does not open again",
+            f"mkdir -p {shlex.quote(habit.command)}\n"
+            f"setfattr -n user.kvfs.evict -v together {shlex.quote(habit.command)}",
+        )
+        for habit in facts.habits_of_connectors
+        if habit.habit == "keeps a database"
+    ]
+
+
 def file_per_key(facts: Facts) -> list[Finding] | None:
     """Mooncake's backend file_per_key has no limit, so none can be set below the capacity."""
     if facts.habits_of_connectors is None:

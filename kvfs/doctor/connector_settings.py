@@ -31,6 +31,19 @@ _MOONCAKE_LIMITS: Final = {
     _BUCKETS: ("MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE", "MOONCAKE_BUCKET_MAX_TOTAL_SIZE"),
     "offset_allocator_storage_backend": ("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES",),
 }
+#: Slabs that a variable places and another one bounds, in GiB: FlexKV (several directories, with
+#: ``;`` between them) and Dynamo KVBM.
+_SLABS: Final = {
+    "FLEXKV_SSD_CACHE_DIR": "FLEXKV_SSD_CACHE_GB",
+    "DYN_KVBM_DISK_CACHE_DIR": "DYN_KVBM_DISK_CACHE_GB",
+}
+#: The same in vLLM's kv_connector_extra_config, in bytes: Marconi's second tier, and the disk of
+#: vLLM's own SimpleCPUOffloadConnector.
+_VLLM_SLABS: Final = {
+    "l2_pool_path": "l2_bytes_to_use",
+    "disk_path": "disk_capacity_bytes",
+}
+ROCKSDB_PATH: Final = "AIBRIX_KV_CACHE_OL_ROCKSDB_ROOT"
 #: SGLang reads "200G" as decimal and "200Gi" as binary. Any other text switches its evictor off.
 _SGLANG_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -59,12 +72,25 @@ def from_environment(
             if size_bytes := int(_number(environment.get(name))):
                 yield ConnectorLimit(name, size_bytes, origin)
                 break
+    for path, name in _SLABS.items():
+        size_gib = _number(environment.get(name))
+        if size_gib and is_below(environment.get(path, "").replace(";", ","), mountpoint):
+            yield ConnectorLimit(name, int(size_gib * GIB), origin, GIB)
 
 
 def from_command_line(
     words: Sequence[str], mountpoint: str, origin: str
 ) -> Iterator[ConnectorLimit]:
-    """Yield the limits in `lmcache server --l2-adapter JSON` for directories below *mountpoint*."""
+    """Yield the limits in a command line for directories below *mountpoint*.
+
+    They are in `lmcache server --l2-adapter JSON` and in vLLM's ``--kv-transfer-config``.
+    """
+    extra = _kv_transfer_config(words).get("kv_connector_extra_config")
+    if isinstance(extra, dict):
+        for path, name in _VLLM_SLABS.items():
+            size_bytes = int(_number(extra.get(name)))
+            if size_bytes and is_below(str(extra.get(path) or ""), mountpoint):
+                yield ConnectorLimit(name, size_bytes, origin)
     for position, word in enumerate(words):
         flag, _, value = word.partition("=")
         if flag != "--l2-adapter":
@@ -224,6 +250,15 @@ def keeps_file_per_key(
         environment.get(MOONCAKE_BACKEND) == _FILE_PER_KEY
     ):
         yield ConnectorHabit("keeps a file per key", origin)
+
+
+def keeps_a_database(
+    environment: Mapping[str, str], mountpoint: str, origin: str
+) -> Iterator[ConnectorHabit]:
+    """Yield a habit if AIBrix keeps a RocksDB below *mountpoint*; its ``command`` is the path."""
+    path = environment.get(ROCKSDB_PATH, "")
+    if is_below(path, mountpoint):
+        yield ConnectorHabit("keeps a database", origin, path)
 
 
 def _kv_transfer_config(words: Sequence[str]) -> dict[str, Any]:

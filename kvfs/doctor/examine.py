@@ -17,6 +17,7 @@ RULES: Final[dict[str, Rule]] = {
     "connector limits": connector_rules.connector_limits,
     "load failures": connector_rules.load_failures,
     "file per key": connector_rules.file_per_key,
+    "databases": connector_rules.databases,
     "evictable data": pool_rules.evictable_data,
     "leases": pool_rules.leases,
     "backing space": pool_rules.backing_space,

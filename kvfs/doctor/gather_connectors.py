@@ -19,6 +19,7 @@ from kvfs.doctor.connector_settings import (
     from_command_line,
     from_environment,
     from_settings,
+    keeps_a_database,
     keeps_file_per_key,
     serves_below,
 )
@@ -113,6 +114,9 @@ class _Processes:
                 config = _read(path)
         yield from from_environment(environment, mountpoint, origin, config, path)
         yield from keeps_file_per_key(environment, mountpoint, origin)
+        for habit in keeps_a_database(environment, mountpoint, origin):
+            if not _goes_together(habit.command):
+                yield habit
         of_lmcache = [value for name, value in environment.items() if name.startswith("LMCACHE_")]
         yield from fails_requests(words, "\n".join([*of_lmcache, config]), mountpoint, origin)
 
@@ -131,6 +135,13 @@ def said_by_processes(mountpoint: str) -> Iterator[Said]:
             yield one
     if processes.serves:
         yield from remote
+
+
+def _goes_together(path: str) -> bool:
+    """Whether eviction takes all of directory *path* or nothing, or never takes any of it."""
+    with contextlib.suppress(OSError):  # it is not there yet, or nothing is set
+        return os.getxattr(path, "user.kvfs.evict") in (b"together", b"never")
+    return False
 
 
 def _parent(pid: int) -> int:

@@ -7,8 +7,15 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.doctor.connector_rules import file_per_key, load_failures
-from kvfs.doctor.connector_settings import fails_requests, keeps_file_per_key, serves_below
+from kvfs.doctor.connector_rules import databases, file_per_key, load_failures
+from kvfs.doctor.connector_settings import (
+    fails_requests,
+    from_command_line,
+    from_environment,
+    keeps_a_database,
+    keeps_file_per_key,
+    serves_below,
+)
 from kvfs.doctor.facts import ConnectorHabit, Facts
 from kvfs.doctor.finding import Severity
 
@@ -116,3 +123,43 @@ def test_what_the_rules_make_of_them() -> None:
     assert failing.fix.startswith("vllm serve\n")
     assert keeping.severity is Severity.WARNING
     assert "MAX_TOTAL_SIZE=900\n" in keeping.fix
+
+
+def test_a_database_is_told_what_keeps_it_whole() -> None:
+    """[together] AIBrix's RocksDB tier."""
+    environment = {"AIBRIX_KV_CACHE_OL_ROCKSDB_ROOT": "/kv/rocks db"}
+    assert list(keeps_a_database(environment, "/other", "process 5 (python)")) == []
+    found = tuple(keeps_a_database(environment, "/kv", "process 5 (python)"))
+    facts = Facts(mountpoint="/kv", status={}, habits_of_connectors=found)
+    (finding,) = databases(facts) or []
+    assert finding.severity is Severity.SERIOUS
+    assert "RocksDB" in finding.problem
+    assert "-v together '/kv/rocks db'" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("environment", "limit_bytes"),
+    [
+        ({"FLEXKV_SSD_CACHE_DIR": "/other;/kv/flexkv", "FLEXKV_SSD_CACHE_GB": "2"}, 2 << 30),
+        ({"DYN_KVBM_DISK_CACHE_DIR": "/kv/kvbm", "DYN_KVBM_DISK_CACHE_GB": "3"}, 3 << 30),
+        ({"FLEXKV_SSD_CACHE_DIR": "/other", "FLEXKV_SSD_CACHE_GB": "2"}, 0),
+        ({"FLEXKV_SSD_CACHE_DIR": "/kv/flexkv"}, 0),
+    ],
+)
+def test_slabs_have_a_limit(environment: dict[str, str], limit_bytes: int) -> None:
+    found = list(from_environment(environment, "/kv", "process 5 (python)"))
+    assert sum(limit.limit_bytes for limit in found) == limit_bytes
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"l2_pool_path": "/kv/marconi", "l2_bytes_to_use": 1 << 30},
+        {"disk_path": "/kv/simple/pool", "disk_capacity_bytes": 1 << 30},
+    ],
+)
+def test_slabs_of_vllm_have_a_limit(extra: dict[str, Any]) -> None:
+    words = vllm({"kv_connector": "Any", "kv_connector_extra_config": extra})
+    (limit,) = from_command_line(words, "/kv", "process 5 (vllm)")
+    assert limit.limit_bytes == 1 << 30
+    assert list(from_command_line(words, "/other", "process 5 (vllm)")) == []

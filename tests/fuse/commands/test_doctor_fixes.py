@@ -168,6 +168,7 @@ FOR_THE_PRIVILEGED: Final = frozenset({"open files", "OOM killer"})
 MYSELF: Final = f"process {os.getpid()} (python)"
 LIMIT: Final = ConnectorLimit("LMCACHE_MAX_LOCAL_DISK_SIZE", 1 << 50, "process 5 (vllm)", 1 << 30)
 KEEPS: Final = ConnectorHabit("keeps a file per key", "process 6 (x)")
+KEEPS_A_BASE: Final = ConnectorHabit("keeps a database", "process 6 (x)")
 RUN: Final[list[tuple[str, Change]]] = [
     ("connector limits", lambda _: {"limits_of_connectors": (LIMIT,)}),
     (
@@ -179,6 +180,12 @@ RUN: Final[list[tuple[str, Change]]] = [
         lambda _: {"limits_of_connectors": (LIMIT._replace(setting="s", origin=MYSELF),)},
     ),
     ("below the mount", lambda _: {"below": Below(1, 1, is_whole=True)}),
+    (
+        "databases",
+        lambda facts: {
+            "habits_of_connectors": (KEEPS_A_BASE._replace(command=f"{facts.mountpoint}/base"),)
+        },
+    ),
     ("file per key", lambda _: {"habits_of_connectors": (KEEPS,)}),
     ("evictable data", status(used_bytes=200 * MIB, evictable_bytes=0, pinned_bytes=MIB)),
     ("evictable data", status(used_bytes=200 * MIB, evictable_bytes=0, leased_bytes=MIB)),

@@ -155,6 +155,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "vllm serve MODEL --kv-transfer-config",
     ),
     (
+        "databases",
+        {"habits_of_connectors": (ConnectorHabit("keeps a database", "process 6 (x)", "/kv/b"),)},
+        SERIOUS,
+        "it does not open again",
+        "setfattr -n user.kvfs.evict -v together /kv/b",
+    ),
+    (
         "file per key",
         {"habits_of_connectors": (ConnectorHabit("keeps a file per key", "process 6 (x)"),)},
         WARNING,
