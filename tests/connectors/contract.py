@@ -179,12 +179,13 @@ class ConnectorContract:
         connector.end()
         self.is_as_warm_as_it_gets(start(), warm=self.restart_warm)
 
-    def test_restart_warm_connector_killed(self, start: Start) -> None:
+    def test_restart_warm_connector_killed(self, start: Start, mount: Mounted | Reference) -> None:
         """The same after SIGKILL."""
         connector = start()
         self.stores(connector, self.keys)
         connector.kill()
-        self.is_as_warm_as_it_gets(start(), warm=self.restart_warm and self.killed_warm)
+        killed_warm = self.killed_warm or isinstance(mount, Reference)
+        self.is_as_warm_as_it_gets(start(), warm=self.restart_warm and killed_warm)
 
     def is_as_warm_as_it_gets(self, connector: Connector, *, warm: bool) -> None:
         """All blocks for a connector that looks on disk, none for one that forgets; it works."""

@@ -44,8 +44,11 @@ class TestMarconi(EvictedAfterItsProcess, KeepsItsLimit):
         assert small.status()["eviction"]["blocks"] == 0
         assert small.status()["used_bytes"] <= self.capacity_bytes
 
-    def test_a_killed_pool_without_the_policy_is_a_fresh_start(self, start: Start) -> None:
+    def test_a_killed_pool_without_the_policy_is_a_fresh_start(
+        self, start: Start, mount: Mounted | Reference
+    ) -> None:
         """The pool goes with its writer, and the manifest with it: no zeros that it vouches for."""
+        skip_without_kvfs(mount)
         connector = start(evict="")
         self.stores(connector, self.keys)
         connector.kill()
