@@ -27,6 +27,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "upgrades": "upgrades of it",
         "longest_pause_s": "longest pause, s",
         "takeover": "take-over",
+        "request_wait_max_s": "longest wait of a request, s",
         "server_cpu_s": "CPU time of the server, s",
         "server_memory_bytes": "its memory",
         "device_number": "device number",

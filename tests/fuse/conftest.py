@@ -172,7 +172,10 @@ def kv(mounted: Mounted | Reference) -> Iterator[Path]:
     directory.chmod(0o755)
     try:
         yield directory
-        shutil.rmtree(directory)
+        # An alias goes when its linker has ended, also between its listing and its unlink.
+        while directory.exists():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
     finally:
         watchdog.cancel()
 

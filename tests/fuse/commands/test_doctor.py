@@ -58,7 +58,7 @@ def test_doctor_gathers_every_fact(doctored: Mounted) -> None:
     assert facts.limits.open_files > 3
     assert facts.cpus is not None
     assert facts.cpus.allowed
-    assert facts.fuse_timeouts_s is not None
+    assert facts.request_timeout_max_s is not None
     assert facts.wake is not None
     assert facts.wake.round_trip_us > 0
 
