@@ -101,7 +101,7 @@ def _await_end_of_group(group: int) -> None:
     """Wait until no process of *group* is left, _GRACE_S at most.
 
     The server is none of our children: until it has ended too, its mount is one that is served, and
-    stays.
+    stays. Only whether a group has members can be asked (kill(2)): its end is told to nobody.
     """
     deadline_s = time.monotonic() + _GRACE_S
     with contextlib.suppress(ProcessLookupError):

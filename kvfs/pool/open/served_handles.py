@@ -82,7 +82,6 @@ class ServedHandles:
     def end_touch(self, before: Shown | None, after: Shown | None) -> None:
         """The extent showed *before* and then *after*, through kvfs alone; None: nothing."""
         self.touches -= 1
-        if (
-            after is not None and self.left_as == before
-        ):  # else a server has written before, which shows still
+        # If it was left otherwise, a server has written before, which shows still.
+        if after is not None and self.left_as == before:
             self.left_as = after
