@@ -159,7 +159,9 @@ def test_a_deep_tree_and_a_listener_that_pauses_take_little_memory(
     told = [listener.next()]
     while told[-1].get("path") != f"/{kv.name}/end":
         told.append(listener.next())
-    deep = [one["path"] for one in told if one["event"] == "missing"]
+    # The directories of tests, this one's too, were looked for before they were made.
+    missing = [one["path"] for one in told if one["event"] == "missing"]
+    deep = [path for path in missing if not path.startswith("/test-")]
     lost = sum(one["count"] for one in told if one["event"] == "lost")
     assert lost > 0
     assert lost + len(deep) == LOOKS
