@@ -120,8 +120,20 @@ class Files:
             if publishing.must_forget(opened):
                 await self.forget_durably(opened)
         except (DeviceSilent, OSError):
-            self.asks.after_all(lambda: self.release(fh, request=0))
+            self._take_back(fh)
             raise
+
+    def _take_back(self, fh: HandleNo) -> None:
+        """Close writer's handle *fh*, which no client receives, once the device answers.
+
+        Its row goes at once: a server that takes over would wait for a close that nobody sends.
+        """
+        handle = self.handles.close(fh)
+        if handle.served:
+            self.asks.after_all(lambda: self._end(handle))
+        else:
+            appends = bool(handle.flags & os.O_APPEND)
+            self.store.blocks.take_back(handle.opened, appends=appends)
 
     async def forget_durably(self, opened: OpenInode) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""

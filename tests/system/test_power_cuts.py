@@ -81,6 +81,8 @@ def test_twenty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -
     [
         ("daemon", During.HONOURED),
         ("passthrough", During.AGEING),
+        ("daemon", During.HANGING),
+        ("passthrough", During.HANGING),
     ],
 )
 def test_images_of_a_load_whose_servers_end_lack_nothing_acknowledged(

@@ -50,8 +50,7 @@ class LastCloses:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
             if opened.settling:  # until then its extent does not say what it is
-                self._pool.open.notes.closes(opened, (UNTOLD,))
-                self._pool.background.device.after_all(lambda: self.close(opened))
+                self._close_after_all(opened)
                 return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
@@ -70,6 +69,18 @@ class LastCloses:
         self._pool.departures.leave(opened, writer=True)
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
+
+    def take_back(self, opened: OpenInode) -> None:
+        """Close a writer's handle through which nothing was written, without asking the device."""
+        if opened.writers > 1:
+            self._pool.departures.leave(opened, writer=True)
+        else:
+            self._close_after_all(opened)
+
+    def _close_after_all(self, opened: OpenInode) -> None:
+        """Close the last writer's handle once the device has done what it was given."""
+        self._pool.open.notes.closes(opened, (UNTOLD,))
+        self._pool.background.device.after_all(lambda: self.close(opened))
 
     def _may_await(self, opened: OpenInode) -> bool:
         """Whether *opened* is a whole draft under a temporary name, and nothing is special."""

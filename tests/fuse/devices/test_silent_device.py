@@ -2,10 +2,12 @@
 
 import errno
 import os
+import signal
 from typing import Final
 
 import pytest
 
+from kvfs.storage.file_xattrs import XATTR_FIXED
 from tests.support.clients.stepping import until
 from tests.support.devices.calls_at_a_silence import (
     BLOCKS,
@@ -18,6 +20,7 @@ from tests.support.devices.calls_at_a_silence import (
     waits_of_main_thread,
 )
 from tests.support.devices.failing_drive import FailingDrive, mounted_on
+from tests.support.kernel.caches import pool_root
 from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
@@ -142,3 +145,28 @@ def test_an_unmount_does_not_wait_for_the_device(drive: FailingDrive, data_path:
         until(lambda: not os.path.exists(f"/proc/{server_pid}"), "the server ends by itself")
         mounted.start()
         assert (mounted.path / "block").read_bytes() == DATA
+
+
+def identities(mounted: Mounted) -> list[bool]:
+    """Return of each block of *mounted*'s pool whether the device vouches for its bytes."""
+    extents = [file for file in (pool_root(mounted) / "extents").rglob("*") if file.is_file()]
+    return [XATTR_FIXED in os.listxattr(file) for file in extents]
+
+
+def test_a_kill_after_an_open_that_was_refused_costs_nothing(
+    drive: FailingDrive, data_path: str
+) -> None:
+    """[device-aside] Nobody has the handle: what is written later is published, and durable."""
+    with mounted_on(drive, data_path, *SETTINGS) as mounted:
+        store(mounted.path, "block")
+        run_kvfs("sync", str(mounted.path))
+        with drive.silent():
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                os.open(mounted.path / "block", os.O_WRONLY | os.O_APPEND)
+            os.kill(mounted.server_pid, signal.SIGKILL)
+        mounted.follow_server()
+        with (mounted.path / "block").open("ab") as block:
+            block.write(b"more")
+        run_kvfs("sync", str(mounted.path))
+        assert (mounted.path / "block").read_bytes() == DATA + b"more"
+        assert [named for named in identities(mounted) if named] == [True]
