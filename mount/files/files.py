@@ -133,7 +133,7 @@ class Files:
             self.asks.after_all(lambda: self._end(handle))
         else:
             appends = bool(handle.flags & os.O_APPEND)
-            self.store.blocks.take_back(handle.opened, appends=appends)
+            self.store.blocks.last_closes.take_back(handle.opened, appends=appends)
 
     async def forget_durably(self, opened: OpenInode) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""

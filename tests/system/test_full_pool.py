@@ -71,6 +71,9 @@ WHOLE: Final = Size(
     2000,
     64 * MIB,
 )
+#: How much of the time a full pool is used to 90 %, at least. On passthrough room is freed ahead of
+#: writers that cannot wait, the more the faster they are: at 500 MiB a second into 2 GiB it is 0.80.
+ABOVE_90_SHARE: Final = {"daemon": 0.85, "passthrough": 0.75}
 #: Writers through mappings; together they want less than ``length_share`` leaves them.
 MAPPING_WRITERS: Final = 4
 
@@ -123,7 +126,8 @@ def assert_kept(result: Result, load: Load, mounted: Mounted) -> None:
     assert result.wrong == [], shown
     assert report["most_share"] <= 1.0, shown
     # Once it was full: how long the filling takes of a short run is the machine's.
-    assert report["above_90_share"] >= 0.85 * (1 - report["until_90_share"]), shown
+    least_share = ABOVE_90_SHARE[mounted.status()["data_path"]] * (1 - report["until_90_share"])
+    assert report["above_90_share"] >= least_share, shown
     assert report["hit_share"] >= 0.3, shown
 
 

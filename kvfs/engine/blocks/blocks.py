@@ -319,12 +319,6 @@ class Blocks:
             opened.spoil()
         self.close(opened, writer=writer, appends=appends)
 
-    def take_back(self, opened: OpenInode, *, appends: bool) -> None:
-        """Close a writer's handle that no client received, whatever the device does."""
-        if appends:
-            opened.stop_appending()
-        self.last_closes.take_back(opened)
-
     def settle(self) -> None:
         """Carry out closes that wait for the fate of a writer or for the index, at each tick."""
         self.doubts.run_due(self._pool.monotonic_s())

@@ -70,8 +70,10 @@ class LastCloses:
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
 
-    def take_back(self, opened: OpenInode) -> None:
-        """Close a writer's handle through which nothing was written, without asking the device."""
+    def take_back(self, opened: OpenInode, *, appends: bool) -> None:
+        """Close a writer's handle that no client received, without asking the device."""
+        if appends:
+            opened.stop_appending()
         if opened.writers > 1:
             self._pool.departures.leave(opened, writer=True)
         else:
