@@ -72,7 +72,7 @@ WHOLE: Final = Size(
     64 * MIB,
 )
 #: How much of the time a full pool is used to 90 %, at least. On passthrough room is freed ahead of
-#: writers that cannot wait, the more the faster they are: at 500 MiB a second into 2 GiB it is 0.80.
+#: writers that cannot wait, the more the faster they are: 0.80 at 500 MiB a second into 2 GiB.
 ABOVE_90_SHARE: Final = {"daemon": 0.85, "passthrough": 0.75}
 #: Writers through mappings; together they want less than ``length_share`` leaves them.
 MAPPING_WRITERS: Final = 4
