@@ -87,21 +87,24 @@ def parse_batch(raw: bytes) -> Batch | None:
     _, crc, number, young, _, pending_count, rows_count = _BATCH.unpack_from(raw)
     if crc32c(memoryview(raw)[_CRC_START:]) != crc:
         return None
-    # Bytes that have this checksum are those of ``pack_batch``, so their lengths are right.
-    pending = _parse_inodes(raw, pending_count, BATCH_HEAD_BYTES)
-    at = BATCH_HEAD_BYTES + pending_count * _INO_BYTES
+    # Whoever made a pool to do harm has made a right checksum, too.
     rows: dict[bytes, bytes | None] = {}
-    for _ in range(rows_count):
-        key_bytes, value_bytes = _ROW.unpack_from(raw, at)
-        at += _ROW.size
-        key = raw[at : at + key_bytes]
-        at += key_bytes
-        if value_bytes == _GONE:
-            rows[key] = None
-        else:
-            rows[key] = raw[at : at + value_bytes]
-            at += value_bytes
-    return Batch(Moment(number, InodeNo(young), pending), rows)
+    try:
+        pending = _parse_inodes(raw, pending_count, BATCH_HEAD_BYTES)
+        at = BATCH_HEAD_BYTES + pending_count * _INO_BYTES
+        for _ in range(rows_count):
+            key_bytes, value_bytes = _ROW.unpack_from(raw, at)
+            at += _ROW.size
+            key = raw[at : at + key_bytes]
+            at += key_bytes
+            if value_bytes == _GONE:
+                rows[key] = None
+            else:
+                rows[key] = raw[at : at + value_bytes]
+                at += value_bytes
+    except struct.error:
+        return None
+    return Batch(Moment(number, InodeNo(young), pending), rows) if at == len(raw) else None
 
 
 def _pack_inodes(inos: tuple[InodeNo, ...]) -> bytes:
@@ -146,9 +149,10 @@ def copy_end_bytes(tail: bytes) -> int:
 
 def parse_copy_end(raw: bytes, copy_bytes: int) -> CopyEnd | None:
     """Return the end *raw* of a copy of *copy_bytes* in all; None if it is not whole."""
-    if not copy_end_bytes(raw[-COPY_END_BYTES:]) or CRC.unpack(raw[-CRC.size :])[0] != crc32c(
-        raw[: -CRC.size]
-    ):
+    end_bytes = copy_end_bytes(raw[-COPY_END_BYTES:])
+    if not end_bytes or end_bytes != len(raw):
+        return None
+    if CRC.unpack(raw[-CRC.size :])[0] != crc32c(raw[: -CRC.size]):
         return None
     _, _, crc, data_bytes, number, young, count = _END.unpack_from(raw, len(raw) - COPY_END_BYTES)
     if data_bytes + len(raw) != copy_bytes:

@@ -101,7 +101,8 @@ class SyncVerbs:
 
     async def _synced(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return what is left of the wait with number ``wait``; ``gone`` if there is none."""
-        wait = self._waits.get(args.get("wait", 0))
+        number = args.get("wait", 0)
+        wait = self._waits.get(number) if isinstance(number, int) else None
         if wait is None:
             return {"gone": True}  # it was made by another server: the client asks for a new one
         durable_pass, pool = self._store.durable_pass, self._store.pool

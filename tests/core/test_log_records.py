@@ -89,3 +89,22 @@ def test_the_end_of_a_copy_with_another_byte_is_none() -> None:
         assert parse_copy_end(bytes(other), 5 + len(raw)) is None
     assert copy_end_bytes(b"") == 0
     assert copy_end_bytes(bytes(COPY_END_BYTES)) == 0
+
+
+@pytest.mark.parametrize(
+    "at", [24, 32, 36, 56, 58], ids=["body", "pending", "rows", "key", "value"]
+)
+def test_a_batch_that_says_another_length_under_a_right_checksum_is_none(at: int) -> None:
+    """Whoever makes a pool to do harm computes the checksum, too."""
+    raw = bytearray(pack_batch(Moment(1, InodeNo(9), (InodeNo(3), InodeNo(4))), {b"key": b"value"}))
+    assert parse_batch(bytes(raw)) is not None
+    raw[at] += 1
+    raw[4:8] = crc32c(raw[8:]).to_bytes(4, "little")
+    assert parse_batch(bytes(raw)) is None
+
+
+def test_the_end_of_a_copy_that_says_more_inodes_under_a_right_checksum_is_none() -> None:
+    raw = bytearray(CopyEnd(0, 0, Moment(7, InodeNo(9), (InodeNo(3), InodeNo(4)))).pack())
+    raw[-12] += 1
+    raw[-4:] = crc32c(raw[:-4]).to_bytes(4, "little")
+    assert parse_copy_end(bytes(raw), len(raw)) is None
