@@ -38,6 +38,7 @@ RUN: Final = {
     "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
     "curl ": "tests/fuse/commands/test_documented_commands.py",
+    "unshare ": "tests/system/test_containers.py",
     "mkfs.xfs ": "tests/fuse/commands/test_documented_commands.py",
     **dict.fromkeys(
         ("apt-get ", "echo ", "mkdir -p ", "mount /kv", "printf ", "sed -i ", "systemctl "),
