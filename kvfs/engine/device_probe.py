@@ -133,6 +133,11 @@ class DeviceProbe:
         """How the device answers, by the probe under way or else by the last one."""
         return self._state_at(self._waited_at(self._monotonic_s()))
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is slow, or worse."""
+        return self.state is not DeviceState.SERVING
+
     def _state_at(self, waited_s: float) -> DeviceState:
         if waited_s >= self._silent_s:
             return DeviceState.SILENT

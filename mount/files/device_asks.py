@@ -2,9 +2,10 @@
 
 A request that lacks something (NotAtHand) has it brought by a thread, and is done again from its
 start. A request that gave the device's thread work waits until that is done. No wait is for ever: a
-store is refused as soon as the device seems silent, and a load after ``device_deadline_s``; so is a
-request that others outrun so long, because they take each time what was brought for it, a fresh
-extent say. What a thread does for a request that has given up ends by itself.
+store is refused as soon as the device seems silent, or after ``device_silent_s`` where it is slow,
+and a load after ``device_deadline_s``; so is a request that others outrun so long, because they
+take each time what was brought for it, a fresh extent say. What a thread does for a request that
+has given up ends by itself.
 """
 
 import functools
@@ -37,6 +38,10 @@ class Probe(Protocol):
     def is_suspect(self) -> bool:
         """Whether it may be silent."""
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes longer than a busy device does."""
+
     def hurry(self) -> None:
         """Find out soon."""
 
@@ -50,12 +55,14 @@ class DeviceAsks:
         about_to_wait: AboutToWait,
         probe: Probe,
         deadline_s: float,
+        store_deadline_s: float,
     ) -> None:
         """*about_to_wait* is called by handlers of pyfuse3 before they wait."""
         self._background = background
         self.about_to_wait = about_to_wait
         self._probe = probe
         self._deadline_s = deadline_s
+        self._store_deadline_s = store_deadline_s
         self._waiting = 0
         #: Requests that were refused because the device did not answer.
         self.refused = 0
@@ -72,6 +79,11 @@ class DeviceAsks:
     def require_room(self) -> None:
         """Raise DeviceSilent for a store whose work would wait behind too much already."""
         if self._background.device.is_crowded and self._probe.is_suspect:
+            self._refuse()
+
+    def require_device(self) -> None:
+        """Raise DeviceSilent for a store that surely needs the device, if that seems silent."""
+        if self._probe.is_suspect:
             self._refuse()
 
     async def settle(self, opened: OpenInode, about_to_wait: AboutToWait | None = None) -> None:
@@ -204,7 +216,7 @@ class DeviceAsks:
         A handler of pyfuse3 lets others read requests at once; another task counts as one that is
         under way at first.
         """
-        until_s = trio.current_time() + self._deadline_s
+        begun_s = trio.current_time()
         # The channel must know at once that the request of a handler is no longer the present one.
         is_handler = about_to_wait is None or about_to_wait == self.about_to_wait
         resume = self.about_to_wait() if is_handler else None
@@ -218,8 +230,10 @@ class DeviceAsks:
                 self._probe.hurry()
                 refusable = stores or self._waiting > _WAITING_MAX
                 is_suspect = self._probe.is_suspect
-                is_late = trio.current_time() >= until_s and (is_suspect or not is_long)
-                if is_late or (refusable and is_suspect):
+                waited_s = trio.current_time() - begun_s
+                is_late = waited_s >= self._deadline_s and (is_suspect or not is_long)
+                is_late_store = stores and waited_s >= self._store_deadline_s
+                if is_late or (refusable and is_suspect) or (is_late_store and self._probe.is_slow):
                     self._refuse()
         finally:
             if resume is not None:

@@ -62,6 +62,7 @@ class Files:
             request.about_to_wait,
             port.store.device_watch.probe,
             port.store.pool.settings.device_deadline_s,
+            port.store.pool.settings.device_silent_s,
         )
         self.room = SpaceQueue(port.store, self.asks)
 
@@ -77,7 +78,8 @@ class Files:
         """Open file *ino*. Raises TooManyOpen, and what ``Blocks.open`` raises."""
         if not flags & NOT_A_READER:
             return self._open_to_read(ino, flags)
-        self.asks.require_room()
+        # Before anything is changed for it: an O_TRUNC would cost the block its name.
+        self.asks.require_device()
         self._require_share()
         writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(

@@ -67,8 +67,10 @@ class Changes:
         does not give it back.
         """
         opened = self._store.pool.open.inodes.get(ino)
-        if change.size_bytes is not None or (opened is not None and opened.writers):
-            # Its extent changes, too. Else only the index does, and later its identity.
+        # Its extent changes, too. Else only the index does, and later its identity.
+        if change.size_bytes is not None:
+            self._files.asks.require_device()
+        elif opened is not None and opened.writers:
             self._files.asks.require_room()
         if fh is not None and change.size_bytes:
             await self._allocate_length(fh, change.size_bytes)

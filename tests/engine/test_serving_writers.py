@@ -196,6 +196,57 @@ def test_a_length_set_by_a_server_hides_the_block_at_once(client: Serving) -> No
     client.end()
 
 
+# ---- an open that is refused while the device is silent ----
+
+
+def refused(client: Serving, ino: InodeNo) -> Opened:
+    """Open a block to write it, and take that back before it is settled."""
+    store = client.store
+    opened = client.ask(lambda: store.open(ino, writer=True, truncate=False, appends=True))
+    assert opened.settling
+    store.take_back(opened, appends=True)
+    return opened
+
+
+def test_a_block_whose_open_was_refused_stays_whole_and_gets_its_identity(client: Serving) -> None:
+    store, ino = client.store, client.put(b"K", BLOCK)
+    client.finish_jobs()
+    before = store.record(ino).state
+    with client.guard.held("utime"):
+        refused(client, ino)
+        refused(client, ino)
+        assert store.record(ino).state == State.REWRITE
+    client.finish_jobs()
+    assert store.record(ino).state == before
+    assert client.get(b"K") == BLOCK
+    client.end()
+
+
+def test_a_draft_whose_open_was_refused_is_a_miss_and_no_empty_block(client: Serving) -> None:
+    store, opened = client.store, client.create(b"K")
+    with client.guard.held("utime"):
+        store.take_back(opened, appends=False)
+    client.finish_jobs()
+    with pytest.raises(NotFound):
+        client.look_up(b"K")
+    client.end()
+
+
+def test_whoever_opens_a_block_behind_a_refused_open_writes_it_whole(client: Serving) -> None:
+    ino = client.put(b"K", BLOCK)
+    client.finish_jobs()
+    with client.guard.held("utime"):
+        refused(client, ino)
+        opened = client.ask(lambda: client.store.open(ino, writer=True, truncate=False))
+        refused(client, ino)
+    client.until_settled(opened)
+    client.write(opened, NEW)
+    client.close(opened)
+    client.finish_jobs()
+    assert client.get(b"K") == NEW + BLOCK[len(NEW) :]
+    client.end()
+
+
 # ---- a trim sets the mtime, by which a late write shows ----
 
 

@@ -50,7 +50,8 @@ class LastCloses:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
             if opened.settling:  # until then its extent does not say what it is
-                self._close_after_all(opened)
+                self._pool.open.notes.closes(opened, (UNTOLD,))
+                self._pool.background.device.after_all(lambda: self.close(opened))
                 return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
@@ -71,18 +72,25 @@ class LastCloses:
             self._lock_files.part(opened)
 
     def take_back(self, opened: OpenInode, *, appends: bool) -> None:
-        """Close a writer's handle that no client received, without asking the device."""
+        """Close a writer's handle that no client received, once the device has done its work.
+
+        Of a draft that was made for it nothing stays. Nothing is noted: a server that takes over
+        finds no handle, and does the same.
+        """
+
+        device = self._pool.background.device
+
+        def close() -> None:
+            if opened.settling:
+                device.after_all(close)
+                return
+            if opened.writers == 1:  # else it is another's, who may write it whole
+                opened.spoil()
+            self.close(opened)
+
         if appends:
             opened.stop_appending()
-        if opened.writers > 1:
-            self._pool.departures.leave(opened, writer=True)
-        else:
-            self._close_after_all(opened)
-
-    def _close_after_all(self, opened: OpenInode) -> None:
-        """Close the last writer's handle once the device has done what it was given."""
-        self._pool.open.notes.closes(opened, (UNTOLD,))
-        self._pool.background.device.after_all(lambda: self.close(opened))
+        device.after_all(close)
 
     def _may_await(self, opened: OpenInode) -> bool:
         """Whether *opened* is a whole draft under a temporary name, and nothing is special."""

@@ -13,13 +13,14 @@ from kvfs.storage.background import Background
 from mount.files.device_asks import DeviceAsks
 
 DEADLINE_S: Final = 0.3
+STORE_DEADLINE_S: Final = 0.1
 
 
 class Suspicion:
     """A probe that says what a test wants."""
 
     def __init__(self) -> None:
-        self.is_suspect = False
+        self.is_suspect = self.is_slow = False
         self.hurried = trio.Event()
 
     def hurry(self) -> None:
@@ -34,7 +35,9 @@ class Desk:
         self.probe = Suspicion()
         self.background = Background(100)
         self.asides = 0
-        self.asks = DeviceAsks(self.background, self._aside, self.probe, DEADLINE_S)
+        self.asks = DeviceAsks(
+            self.background, self._aside, self.probe, DEADLINE_S, STORE_DEADLINE_S
+        )
         self._answers = threading.Event()
         self.brought = 0
         self.has_brought = trio.Event()
@@ -159,6 +162,30 @@ async def test_a_store_is_refused_as_soon_as_the_device_seems_silent(
         await desk.asks.bring(desk.lacks(stores=True))
     desk.answer()
     await desk.has_brought.wait()
+
+
+async def test_a_store_waits_less_for_a_device_that_answers_late(desk: Desk) -> None:
+    """One that is only held up, by a long queue say, gives it the time that a load has."""
+    desk.serve()
+    patient = DeviceAsks(desk.background, desk.asks.about_to_wait, desk.probe, 60, STORE_DEADLINE_S)
+    desk.probe.is_slow = True
+    with trio.fail_after(50), pytest.raises(DeviceSilent):
+        await patient.bring(desk.lacks(stores=True))
+    for is_slow, stores in ((True, False), (False, True)):
+        desk.probe.is_slow = is_slow
+        begun_s = trio.current_time()
+        with pytest.raises(DeviceSilent):
+            await desk.asks.bring(desk.lacks(stores=stores))
+        assert trio.current_time() - begun_s >= DEADLINE_S
+
+
+async def test_a_store_that_surely_needs_a_silent_device_is_refused_at_once(desk: Desk) -> None:
+    desk.serve()
+    desk.asks.require_device()
+    desk.probe.is_suspect = True
+    with pytest.raises(DeviceSilent):
+        desk.asks.require_device()
+    assert desk.asks.refused == 1
 
 
 async def test_a_load_waits_longer_but_not_for_ever(desk: Desk) -> None:

@@ -170,3 +170,26 @@ def test_a_kill_after_an_open_that_was_refused_costs_nothing(
         run_kvfs("sync", str(mounted.path))
         assert (mounted.path / "block").read_bytes() == DATA + b"more"
         assert [named for named in identities(mounted) if named] == [True]
+
+
+def test_a_rewrite_that_is_refused_leaves_the_block_as_it_was(
+    drive: FailingDrive, data_path: str
+) -> None:
+    """[device-aside] It is refused before anything is changed for it."""
+    with mounted_on(drive, data_path, *SETTINGS) as mounted:
+        names = ("emptied", "added to", "truncated")
+        for name in names:
+            store(mounted.path, name)
+        run_kvfs("sync", str(mounted.path))
+        with drive.silent():
+            until(lambda: mounted.status()["device_state"] == "silent", "the probe finds out")
+            for name, how in zip(names, (os.O_TRUNC, os.O_APPEND), strict=False):
+                with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                    os.open(mounted.path / name, os.O_WRONLY | how)
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                os.truncate(mounted.path / "truncated", 100)
+        until(lambda: mounted.status()["device_state"] == "serving", "it answers again")
+        run_kvfs("sync", str(mounted.path))
+        for name in names:
+            assert (mounted.path / name).read_bytes() == DATA
+            assert os.getxattr(mounted.path / name, "user.kvfs.state") == b"published"
