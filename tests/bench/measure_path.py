@@ -1,10 +1,11 @@
 """What one request touches: calls of our functions, the files they are in, crossings between them.
 
-Run as root: ``python -m tests.bench.measure_path [--json] [TREE]``. TREE is a checkout with a
-``.venv``; this one by default. A real mount on a loop device serves single requests, one after the
-other, under a profiler (sys.setprofile) that sees each call. A request lasts from the readv(2) that
-read it to the next poll(2); an eviction and a tick last from their function's call to its return.
-The median of some rounds is told. The kernel, libfuse, trio and lmdb are not counted.
+Run as root: ``python -m tests.bench.measure_path [--json] [--files] [TREE]``. TREE is a checkout
+with a ``.venv``; this one by default. ``--files`` lists the calls of one median request, in order.
+A real mount on a loop device serves single requests, one after the other, under a profiler
+(sys.setprofile) that sees each call. A request lasts from the readv(2) that read it to the next
+poll(2); an eviction and a tick last from their function's call to its return. The median of some
+rounds is told. The kernel, libfuse, trio and lmdb are not counted.
 """
 
 import argparse
@@ -39,7 +40,7 @@ SHOWN: Final = {
     "eviction of one block": "eviction",
     "idle tick": "tick",
 }
-#: Profiles the server's thread, and writes each request, eviction and tick as a list of files.
+#: Profiles the server's thread, and writes each request, eviction and tick as a list of its calls.
 PROGRAM: Final = f"""
 import json, os, sys, threading
 import kvfs.cli.main, mount.serve
@@ -59,7 +60,7 @@ def profile(frame, event, argument):
     code = frame.f_code
     if event == "call":
         if code.co_filename.startswith(tree):
-            path.append(code.co_filename[len(tree):])
+            path.append((code.co_filename[len(tree):], code.co_qualname))
             if code in ROOTS:
                 state["inside"].append((code, len(path) - 1))
     elif event == "return":
@@ -91,6 +92,10 @@ sys.exit(kvfs.cli.main.main(sys.argv[1:]))
 """
 
 
+#: Of a request: the file and the name of each function called, in order.
+Calls = list[tuple[str, str]]
+
+
 class Touched(NamedTuple):
     """Of one request, or the median of some: ``calls``, ``files``, ``crossings``."""
 
@@ -99,8 +104,9 @@ class Touched(NamedTuple):
     crossings: int
 
 
-def path_of(files: list[str]) -> Touched:
-    """Return the figures of a request whose calls went to *files* in this order."""
+def path_of(calls: Calls) -> Touched:
+    """Return the figures of a request that made these *calls*."""
+    files = [file for file, _ in calls]
     crossings = sum(one != other for one, other in itertools.pairwise(files))
     return Touched(len(files), len(set(files)), crossings)
 
@@ -121,18 +127,18 @@ def work(blocks: Path, tree: Path) -> None:
     time.sleep(IDLE_S)
 
 
-def paths_of(tree: Path, device: str, place: Path) -> dict[str, list[list[str]]]:
-    """Return for each kind of request the files that the server of *tree* went through."""
+def paths_of(tree: Path, device: str, place: Path) -> dict[str, list[Calls]]:
+    """Return for each kind of request the calls that the server of *tree* made."""
     with profiled_server(tree, PROGRAM, device, place) as blocks:
         work(blocks, tree)
     return sorted_out(json.loads((place / "found.json").read_text()))
 
 
-def sorted_out(found: list[tuple[str, list[str]]]) -> dict[str, list[list[str]]]:
+def sorted_out(found: list[tuple[str, list[list[str]]]]) -> dict[str, list[Calls]]:
     """Return *found* by kind; a RELEASE or OPEN is told apart by what came before it."""
-    kinds: dict[str, list[list[str]]] = defaultdict(list)
+    kinds: dict[str, list[Calls]] = defaultdict(list)
     before = ""
-    for label, files in found:
+    for label, calls in found:
         kind = label
         if label == "RELEASE" and before == "CREATE":
             kind = "RELEASE a store"
@@ -140,19 +146,30 @@ def sorted_out(found: list[tuple[str, list[str]]]) -> dict[str, list[list[str]]]
             kind = "OPEN again"
         if label in ("CREATE", "OPEN", "RELEASE"):
             before = label
-        kinds[kind].append(files)
+        kinds[kind].append([(file, name) for file, name in calls])
     return kinds
 
 
-def figures_of(kinds: dict[str, list[list[str]]]) -> dict[str, Touched]:
+def figures_of(kinds: dict[str, list[Calls]]) -> dict[str, Touched]:
     """Return the medians of what is shown."""
     figures = {}
     for shown, kind in SHOWN.items():
-        each = [path_of(files) for files in kinds.get(kind, [])]
+        each = [path_of(calls) for calls in kinds.get(kind, [])]
         if each:
             medians = [statistics.median_low(one) for one in zip(*each, strict=True)]
             figures[shown] = Touched(*medians)
     return figures
+
+
+def print_calls(kinds: dict[str, list[Calls]]) -> None:
+    """Print of each kind one with the median number of calls; a line is a stay in a file."""
+    for shown, kind in SHOWN.items():
+        each = sorted(kinds.get(kind, []), key=len)
+        if each:
+            print(f"\n{shown}")
+            median = each[(len(each) - 1) // 2]
+            for file, stay in itertools.groupby(median, key=lambda call: call[0]):
+                print(f"  {file}: {', '.join(name for _, name in stay)}")
 
 
 def main() -> int:
@@ -160,17 +177,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", nargs="?", default=NEW, type=lambda text: Path(text).resolve())
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--files", action="store_true", help="list the calls too")
     args = parser.parse_args()
     with torn_down() as stack:
         place, _ = folders(stack, BACKING)
         device = stack.enter_context(loop_device(place / "image", DEVICE_BYTES))
-        figures = figures_of(paths_of(args.tree, device, place))
+        kinds = paths_of(args.tree, device, place)
+    figures = figures_of(kinds)
     if args.json:
         print(json.dumps({name: one._asdict() for name, one in figures.items()}, indent=1))
     else:
         print(f"{'one request':<24}{'calls':>8}{'files':>8}{'crossings':>12}")
         for name, one in figures.items():
             print(f"{name:<24}{one.calls:>8}{one.files:>8}{one.crossings:>12}")
+        if args.files:
+            print_calls(kinds)
     return 0 if len(figures) == len(SHOWN) else 1
 
 
