@@ -19,7 +19,7 @@ from tests.support.store.stores import FILE, Host, assert_exact, get, host, sett
 TMP: Final = b"K.tmp"
 DATA: Final = b"x" * 5000
 OTHER: Final = Maker(4711, 1)
-#: As many closes wait at once (last_closes.py).
+#: As many closes wait at once (closes.py).
 MOST: Final = 256
 
 

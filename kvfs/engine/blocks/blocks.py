@@ -16,8 +16,7 @@ from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.rewriting import Answer
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations
-from kvfs.engine.blocks.closes import Doubts
-from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.closes import Doubts, LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.lengths import Lengths
 from kvfs.engine.blocks.links import Links

@@ -13,7 +13,7 @@ from kvfs.core.changed import Why
 from kvfs.core.errors import NotFound, NotPermitted, TooManyLinks
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
-from kvfs.engine.blocks.last_closes import LastCloses
+from kvfs.engine.blocks.closes import LastCloses
 from kvfs.engine.blocks.served import Served
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import Move, TreeChange, renamed
