@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from kvfs.pool.open.measure import stamps_are_exact
+from kvfs.pool.open.extent_bytes import stamps_are_exact
 from tests.support.clients.stepping import until
 from tests.support.forks.process import PARENT
 from tests.support.machines.own_mounts import enter_own_mounts

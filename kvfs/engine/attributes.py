@@ -24,7 +24,7 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator, require_node
-from kvfs.pool.open.measure import measured
+from kvfs.pool.open.extent_bytes import measured
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 

@@ -40,7 +40,7 @@ from kvfs.engine.renames import Renames
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open.measure import stamp_ns
+from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool

@@ -23,7 +23,7 @@ from kvfs.pool.durable.identities import Identities
 from kvfs.pool.durable.index_log import UNLOGGED_MOST_BYTES, IndexLog
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
-from kvfs.pool.open.measure import stamp_ns
+from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel

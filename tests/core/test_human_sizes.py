@@ -13,7 +13,7 @@ EXACT: Final = {
     "kvfs/engine/blocks/allocations.py",
     "kvfs/engine/blocks/blocks.py",
     "kvfs/storage/lmdb_file.py",
-    "kvfs/pool/open/measure.py",
+    "kvfs/pool/open/extent_bytes.py",
     "kvfs/bench/kv_load.py",
     "mount/fuse/libfuse_pair.py",
 }

@@ -28,7 +28,7 @@ from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.allocator import Allocator, require_lease
-from kvfs.pool.open.measure import measured, not_before, require_size, tick_ns
+from kvfs.pool.open.extent_bytes import measured, not_before, require_size, tick_ns
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
 

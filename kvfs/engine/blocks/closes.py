@@ -28,7 +28,7 @@ from kvfs.engine.rewrite.findings import LockFiles
 from kvfs.engine.rewrite.versions import OldVersions
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import Question
-from kvfs.pool.open.measure import is_as_recorded
+from kvfs.pool.open.extent_bytes import is_as_recorded
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.open_notes import UNTOLD, NotedClose
 from kvfs.pool.pool import Pool

@@ -27,7 +27,7 @@ from kvfs.engine.blocks.trims import Trims
 from kvfs.engine.names.namespace import Namespace
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.open.measure import measured, not_before
+from kvfs.pool.open.extent_bytes import measured, not_before
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 

@@ -21,7 +21,7 @@ from kvfs.core.lifecycle import UNFINISHED, Event, State, after
 from kvfs.core.rewriting import Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import Maker
-from kvfs.pool.open.measure import measured
+from kvfs.pool.open.extent_bytes import measured
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool

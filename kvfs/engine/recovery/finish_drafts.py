@@ -25,7 +25,7 @@ from kvfs.core.records import (
 )
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence, round_up
 from kvfs.engine.names.tree_change import drop_rows, put_counts
-from kvfs.pool.open.measure import is_as_recorded
+from kvfs.pool.open.extent_bytes import is_as_recorded
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction

@@ -12,8 +12,7 @@ from kvfs.core.errors import DeadInode
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.core.writing import Writing
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.open.extent_bytes import ExtentBytes
-from kvfs.pool.open.reserve import DraftReserve
+from kvfs.pool.open.extent_bytes import DraftReserve, ExtentBytes
 from kvfs.pool.open.served_handles import ServedHandles
 
 #: Most hands of one inode; beyond it the oldest are forgotten.
