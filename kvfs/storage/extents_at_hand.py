@@ -15,7 +15,7 @@ from typing import Final
 from kvfs.core.errors import Damaged, NotAtHand
 from kvfs.core.records import Identity
 from kvfs.core.types import InodeNo
-from kvfs.storage.device_thread import DeviceThread
+from kvfs.storage.background import DeviceThread
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
 

@@ -30,7 +30,7 @@ from kvfs.core.types import (
     InodeRecord,
     round_up,
 )
-from kvfs.storage.device_thread import DeviceThread
+from kvfs.storage.background import DeviceThread
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
 

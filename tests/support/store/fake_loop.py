@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.storage.device_thread import Step
+from kvfs.storage.background import Step
 
 #: A piece of work that takes longer hangs; the machine may be loaded.
 _WAIT_S: Final = 60.0
 
 
 class FakeLoop:
-    """Implements ``kvfs.storage.device_thread.Loop`` for the thread of a test."""
+    """Implements ``kvfs.storage.background.Loop`` for the thread of a test."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Step] = queue.SimpleQueue()

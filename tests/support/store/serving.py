@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.storage.device_thread import DeviceThread
+from kvfs.storage.background import DeviceThread
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Opened
 from tests.support.store.fake_loop import FakeLoop
