@@ -8,8 +8,8 @@ import stat
 from collections.abc import Callable
 
 from kvfs.core.errors import Damaged, InvalidRequest, IsADirectory, NotADirectory, NotEmpty
-from kvfs.core.lifecycle import State
-from kvfs.core.records import Counters
+from kvfs.core.lifecycle import SLABS, State
+from kvfs.core.records import IS_SLAB, Counters, Identity
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 
 
@@ -213,3 +213,20 @@ def refuse_loop(
         above = directory(above).parent
     if ino == ROOT_INODE:
         raise InvalidRequest("the root does not move")
+
+
+def identity_of(ino: InodeNo, record: InodeRecord) -> Identity:
+    """Return the identity that belongs to *record*."""
+    return Identity(
+        ino=ino,
+        parent=record.parent,
+        sequence=record.sequence,
+        mode=record.mode,
+        uid=record.uid,
+        gid=record.gid,
+        size_bytes=record.size_bytes,
+        mtime_ns=record.mtime_ns,
+        flags=IS_SLAB if record.state in SLABS else 0,
+        content_crc=0,
+        name=record.name,
+    )

@@ -6,8 +6,11 @@ do, never by who they are: a block that was renamed is final; one written under 
 belongs to the process that wrote it; one that was allocated ahead or rewritten in place is a slab.
 """
 
+import stat
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
+
+from kvfs.core.types import InodeRecord
 
 
 class State(IntEnum):
@@ -307,6 +310,13 @@ _SHOWN_AS: Final = {
 def label(state: State) -> str:
     """Return the word that users read for *state*."""
     return _SHOWN_AS.get(state, state).name.lower()
+
+
+def carries_identity(record: InodeRecord) -> bool:
+    """Whether *record*'s inode has an identity; drafts and second names have none."""
+    if stat.S_ISREG(record.mode):
+        return record.state in IDENTIFIED
+    return record.state != State.ALIAS
 
 
 def is_temporary(name: bytes) -> bool:

@@ -21,13 +21,12 @@ from kvfs.core.directory_policy import (
 )
 from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
-from kvfs.core.lifecycle import State, label
+from kvfs.core.lifecycle import State, carries_identity, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.eviction.units import NAMES_MAX, Units
 from kvfs.engine.names.tree_change import show_drafts_anew
-from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.unit_roots import TOGETHER

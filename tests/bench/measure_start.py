@@ -20,13 +20,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from kvfs.core.inode_rules import identity_of
 from kvfs.core.lifecycle import State
 from kvfs.core.records import CHILD_PREFIX, INODE_PREFIX, NAME_PREFIX
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.store import Store
-from kvfs.pool.durable.agreement import identity_of
 from kvfs.storage.index_place import discard_index
 from kvfs.storage.row_log import forget_log
 from kvfs.storage.syscalls import Syscalls

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from kvfs.core.durable_pace import DurableGoal, Pace
 from kvfs.core.errors import KvfsError
+from kvfs.core.lifecycle import carries_identity
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.durability.batch import STEP, DurableBatch, OpenBlock
 from kvfs.engine.durability.device_sync import DeviceSync, Done, Synced
-from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.errors import Damaged, KvfsError, NotAtHand
+from kvfs.core.lifecycle import carries_identity
 from kvfs.core.records import HAS_CRC, HAS_HOLES, INODE_PREFIX, Identity, inode_key, parse_inodes
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
 from kvfs.storage.direct_open import open_direct

@@ -21,7 +21,7 @@ from kvfs.core.errors import (
     ReadOnly,
 )
 from kvfs.core.inode_rules import new_record, refuse_loop, refuse_mismatch
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import State, carries_identity
 from kvfs.core.rewriting import FORMER_NAME, Place, Recent
 from kvfs.core.types import (
     NAME_MAX_BYTES,
@@ -34,7 +34,6 @@ from kvfs.engine.names.second_names import bearer, has_two
 from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
-from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S
 from kvfs.pool.open.ports import Closes
 from kvfs.pool.pool import Pool

@@ -2,6 +2,7 @@
 
 Used by rebuild, the comparison after a power loss, and fsck. What is not whole claims nothing. A
 file lacks some fields: which process has a block's lease, when it was read, what a directory holds.
+``is_identified_as`` asks only whether the device has the identity that a record should have.
 """
 
 import errno
@@ -12,8 +13,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import FINAL, SLABS, State
-from kvfs.core.records import HAS_HOLES, IS_SLAB, AttributeRecord, Identity
+from kvfs.core.inode_rules import identity_of
+from kvfs.core.lifecycle import FINAL, SLABS, State, carries_identity
+from kvfs.core.records import HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.storage.extents import Extents
@@ -191,3 +193,36 @@ def updated(record: InodeRecord, claim: InodeRecord) -> InodeRecord:
         sequence=claim.sequence,
         target=claim.target,
     )
+
+
+def is_identified(extents: Extents, ino: InodeNo, *, of_node: bool) -> bool:
+    """Whether a file has an identity, even an unreadable one. Raises OSError."""
+    try:
+        return (extents.node(ino) if of_node else extents.identity(ino)) is not None
+    except Damaged:
+        return True
+
+
+def is_identified_as(extents: Extents, ino: InodeNo, record: InodeRecord) -> bool:
+    """Whether the identity of *ino* on the device agrees with *record*. Raises OSError."""
+    try:
+        if record.state == State.ALIAS:
+            return True
+        if not carries_identity(record):  # being written; a kill may have prevented the removal
+            return extents.identity(ino) is None
+        if stat.S_ISREG(record.mode):
+            return _is_of(extents.identity(ino), ino, record)
+        node = extents.node(ino)
+    except Damaged:
+        return False
+    return node is not None and node[1] == record.target and _is_of(node[0], ino, record)
+
+
+def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool:
+    """Whether *identity* is that of *record*; the mtime of a directory is ignored."""
+    expected = identity_of(ino, record)
+    if identity is None:
+        return False
+    if not stat.S_ISDIR(record.mode):
+        return identity._replace(flags=identity.flags & ~OF_BYTES, content_crc=0) == expected
+    return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)

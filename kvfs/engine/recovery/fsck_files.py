@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from kvfs.core.errors import Damaged, NoSpace
-from kvfs.core.lifecycle import SETTLED, State
+from kvfs.core.inode_rules import identity_of
+from kvfs.core.lifecycle import SETTLED, State, carries_identity
 from kvfs.core.records import HAS_HOLES, AttributeRecord
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.engine.recovery.file_claims import attributes_of
+from kvfs.engine.recovery.file_claims import attributes_of, is_identified, is_identified_as
 from kvfs.engine.recovery.fsck_rows import FsckReport
-from kvfs.pool.durable.agreement import agrees, carries_identity, identity_of, is_identified
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 from kvfs.storage.kept_aside import StrayFiles
@@ -150,7 +150,7 @@ class FileCheck:
 
     def _agrees(self, ino: InodeNo, record: InodeRecord) -> bool:
         try:
-            return agrees(self._extents, ino, record)
+            return is_identified_as(self._extents, ino, record)
         except OSError as error:
             if error.errno not in BROKEN_FILE or stat.S_ISREG(record.mode):
                 raise

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import State, carries_identity
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.agreement import agrees, carries_identity, is_identified
+from kvfs.engine.recovery.file_claims import is_identified, is_identified_as
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import BROKEN_FILE
 
@@ -163,7 +163,7 @@ class Sweep:
         if not carries_identity(record) and self._pool.durable.identities.attributes.may_lack(ino):
             return True  # no identity tells whether its file has its attributes
         try:
-            return not agrees(self._pool.extents, ino, record)
+            return not is_identified_as(self._pool.extents, ino, record)
         except OSError as error:
             if error.errno not in BROKEN_FILE:
                 raise

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, NoSpace
+from kvfs.core.lifecycle import carries_identity
 from kvfs.core.types import InodeNo
 from kvfs.devices import Device
-from kvfs.pool.durable.agreement import carries_identity
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer

@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
-from kvfs.core.lifecycle import State
+from kvfs.core.inode_rules import identity_of
+from kvfs.core.lifecycle import State, carries_identity
 from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.agreement import carries_identity, identity_of
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks, is_quick
 from kvfs.pool.durable.not_durable import Change as AttributeChange
 from kvfs.pool.space.unlink_queue import UnlinkQueue
@@ -85,6 +85,8 @@ class Identities:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             return
+        if why is Why.CREATED and not (changed.gained or carries_identity(record)):
+            return  # a draft: its close brings the identity
         attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
         # Who finds the new identity takes the attributes beside it for right, the sweep, too.
         may_lack = self.attributes.may_lack(ino) and record.state != State.ALIAS
