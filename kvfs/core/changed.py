@@ -9,7 +9,6 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvfs.core.lifecycle import State
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 
 Attributes = Mapping[bytes, bytes]
@@ -29,13 +28,6 @@ class Reason(StrEnum):
     TTL = "ttl"
     #: A temporary file whose writer is gone. It is evicted first, whatever the space is for.
     ORPHAN = "orphan"
-
-
-def reason_for(state: int, asked: Reason) -> Reason:
-    """Return the reason to report for a block in *state* that is evicted because of *asked*."""
-    if asked is Reason.SPACE and state == State.ORPHAN:
-        return Reason.ORPHAN
-    return asked
 
 
 class Why(IntEnum):

@@ -89,6 +89,10 @@ class Headroom:
         """Return how much space should be free now."""
         return self.bytes_at(self.speed(now_s))
 
+    def short_bytes(self, free_bytes: int, now_s: float) -> int:
+        """Return how many bytes are missing if *free_bytes* are free; below 0: none is."""
+        return self.bytes_at(self.speed(now_s)) - free_bytes
+
     def bytes_at(self, speed: float) -> int:
         """Return how much space should be free while writers take *speed* bytes a second."""
         wanted_bytes = int(speed * LAG_S)

@@ -73,6 +73,11 @@ class Counters(NamedTuple):
     others: int = 0
     sequence: int = 0
 
+    @property
+    def next_sequence(self) -> Sequence:
+        """The next sequence number, higher than all before."""
+        return Sequence(self.sequence + 1)
+
 
 class Doubt(NamedTuple):
     """Which inodes of an index that went back to a logged moment are still to be compared.

@@ -85,7 +85,7 @@ class Attributes:
             opened.lose_name(changed)
             pool.open.notes.changed(opened)
         else:
-            changed = changed._replace(sequence=pool.next_sequence())
+            changed = changed._replace(sequence=pool.counters.next_sequence)
             theirs = self._all_stored(ino) if changed.uid != record.uid else NO_ATTRIBUTES
             with pool.change(pool.counters._replace(sequence=changed.sequence)) as written:
                 written.write(Changed(ino, record, changed, Why.SET, theirs, theirs))
@@ -271,7 +271,7 @@ class Attributes:
         before = pool.index.xattr(ino, name)
         lost = NO_ATTRIBUTES if before is None else {name: before}
         gained = NO_ATTRIBUTES if value is None else {name: value}
-        changed = changed._replace(sequence=pool.next_sequence())
+        changed = changed._replace(sequence=pool.counters.next_sequence)
         with pool.change(pool.counters._replace(sequence=changed.sequence)) as change:
             if value is None:
                 change.txn.delete_xattr(ino, name)

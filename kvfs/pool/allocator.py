@@ -143,7 +143,7 @@ class DraftGrowth:
             _log.warning("inode %#x: %s", opened.ino, error)
             return 0
         growth_bytes = allocated_bytes - opened.allocated_bytes
-        pool.note_allocated(opened, allocated_bytes)
+        opened.note_allocated(allocated_bytes, pool.space.taken)
         if opened.overrun:
             return 0
         if growth_bytes > 0:
@@ -157,7 +157,7 @@ class DraftGrowth:
         They count as free at once, so that no more drafts are stopped than need be.
         """
         held_bytes = opened.allocated_bytes
-        self._pool.note_allocated(opened, 0)
+        opened.note_allocated(0, self._pool.space.taken)
         self._pool.background.device.submit(
             functools.partial(self._try_empty, opened, opened.fd, held_bytes),
             functools.partial(self._emptied, opened),
@@ -174,7 +174,7 @@ class DraftGrowth:
 
     def _emptied(self, opened: OpenInode, left_bytes: int) -> None:
         if self._pool.open.inodes.get(opened.ino) is opened:
-            self._pool.note_allocated(opened, left_bytes)
+            opened.note_allocated(left_bytes, self._pool.space.taken)
 
 
 class Allocator:
@@ -268,7 +268,8 @@ class Allocator:
                 self.require_space(wanted_bytes)
             except NoSpace:
                 wanted_bytes = 0
-        if self._pool.short_bytes(now_s) > 0:
+        free_bytes = self._space.unclaimed_bytes + self._space.pending_delete_bytes
+        if self._headroom.short_bytes(free_bytes, now_s) > 0:
             self.room.top_up()
         ready = self._pool.open.ready
         # If the device is fuller than the capacity says, an empty one may still fit.

@@ -14,7 +14,7 @@ from kvfs.core.index_room import names_too_many
 from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
-from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo, Sequence
+from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.departures import Departures
@@ -24,7 +24,7 @@ from kvfs.pool.durable.index_log import UNLOGGED_MOST_BYTES, IndexLog
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.extent_bytes import stamp_ns
-from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.open.ready_extents import ReadyExtents
@@ -41,9 +41,9 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
+from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.outliving import Outliving
-from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.run_state import PoolRun
 from kvfs.storage.syscalls import Syscalls
 from kvfs.storage.undurable_table import UndurableTable
@@ -101,7 +101,8 @@ class Pool:
                 self.space.taken,
                 self.monotonic_s,
                 self.clock_ns,
-                self.unused_ns,
+                self.rules.heat,
+                self.age_ns,
             )
             self.departures = self._departures()
             self.followers = self._followers()
@@ -312,11 +313,6 @@ class Pool:
         self.index.forget_pending()
         self._parts.close()
 
-    def unused_ns(self, ino: InodeNo) -> int:
-        """Return for how long block *ino* has not been used (ns); 0 if that is not known."""
-        used_ns = self.rules.heat.used_ns(ino)
-        return 0 if used_ns is None else self.age_ns() - used_ns
-
     def empty_names_too_many(self) -> int:
         """Return how many empty files must be evicted to make space for blocks with bytes.
 
@@ -333,24 +329,9 @@ class Pool:
         """Bytes of blocks that may be evicted by state, policy and pins, according to the heat."""
         return sum(self.rules.heat.held_bytes[rank] for rank in EVICTABLE)
 
-    def short_bytes(self, now_s: float) -> int:
-        """Return how many bytes of headroom are missing; those being deleted count as free."""
-        space = self.space.taken
-        free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
-        return self.space.headroom.target_bytes(now_s) - free_bytes
-
     def _leases_end_bytes(self) -> int:
         """Return how many bytes leases may keep."""
         return self.space.bounds.leases_end_bytes(self.rules.heat.held_bytes[Rank.KEPT])
-
-    def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
-        """Account for *allocated_bytes*, which the extent of *opened* holds now."""
-        self.space.taken.extra_bytes += allocated_bytes - opened.allocated_bytes
-        opened.hold(allocated_bytes)
-
-    def next_sequence(self) -> Sequence:
-        """Return the next sequence number, higher than all before; the counters keep it."""
-        return Sequence(self.counters.sequence + 1)
 
     def change(
         self,

@@ -50,6 +50,7 @@ from kvfs.storage.index_transaction import (
     PendingRows,
     RecordCache,
     Rows,
+    UnloggedRows,
     WriteTransaction,
 )
 from kvfs.storage.journal import Commits, Journal
@@ -64,7 +65,6 @@ from kvfs.storage.lmdb_file import (
     raise_index_error,
     rows_bytes,
 )
-from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.syscalls import Syscalls
 
 _DEFAULTS: Final = Settings()

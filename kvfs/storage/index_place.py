@@ -21,8 +21,8 @@ from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_N
 from kvfs.core.settings import Settings
 from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.storage.index import Index
+from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.journal import Journal
-from kvfs.storage.row_log import UnloggedRows
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 

@@ -1,11 +1,12 @@
 """One write transaction of the index: every change of a request, visible at once or not at all.
 
 It collects rows in memory and passes them to LMDB at its commit, all at once, together with the
-waiting rows of earlier transactions (``PendingRows``).
+waiting rows of earlier transactions (``PendingRows``). What is committed waits for the log on the
+device (``UnloggedRows``).
 """
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -248,3 +249,38 @@ class RecordCache(dict[bytes, InodeRecord]):
                 del self[key]
         for key, record in records.items():
             self.remember(key, record)
+
+
+class UnloggedRows:
+    """Rows that were committed and are not in the log yet; each is here once, as it is now."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """With more than *most_bytes* of rows all are dropped (``overflowed``)."""
+        self._most_bytes = most_bytes
+        self._rows: Rows = {}
+        #: How much was noted; rows that were written again count again.
+        self.size_bytes = 0
+        #: Whether rows were dropped: the log lacks them.
+        self.overflowed = False
+
+    def learn(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Keep *rows*, which were just committed."""
+        self._rows.update(rows)
+        for key, value in rows.items():
+            self.size_bytes += len(key) + (0 if value is None else len(value))
+        if self.size_bytes > self._most_bytes:
+            self.drop()
+            self.overflowed = True
+
+    def pop(self) -> Rows:
+        """Return all rows, and forget them."""
+        rows, self._rows, self.size_bytes = self._rows, {}, 0
+        return rows
+
+    def drop(self) -> None:
+        """Forget all rows."""
+        self._rows, self.size_bytes = {}, 0
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._rows)

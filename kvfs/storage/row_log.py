@@ -10,52 +10,16 @@ Every method that reaches the device may wait for it: they belong in a thread.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import NO_SPACE
 from kvfs.core.log_records import BATCH_HEAD_BYTES, Batch, batch_bytes, parse_batch
 from kvfs.core.pool_layout import COPIES, LOG, log_file_name, parse_log_file_name
-from kvfs.storage.index_transaction import Rows
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 
 #: Allocated ahead of the batches, so that few of them change the file's extents.
 _STEP_BYTES: Final = 1 << 20
-
-
-class UnloggedRows:
-    """Rows that were committed and are not in the log yet; each is here once, as it is now."""
-
-    def __init__(self, most_bytes: int) -> None:
-        """With more than *most_bytes* of rows all are dropped (``overflowed``)."""
-        self._most_bytes = most_bytes
-        self._rows: Rows = {}
-        #: How much was noted; rows that were written again count again.
-        self.size_bytes = 0
-        #: Whether rows were dropped: the log lacks them.
-        self.overflowed = False
-
-    def learn(self, rows: Mapping[bytes, bytes | None]) -> None:
-        """Keep *rows*, which were just committed."""
-        self._rows.update(rows)
-        for key, value in rows.items():
-            self.size_bytes += len(key) + (0 if value is None else len(value))
-        if self.size_bytes > self._most_bytes:
-            self.drop()
-            self.overflowed = True
-
-    def pop(self) -> Rows:
-        """Return all rows, and forget them."""
-        rows, self._rows, self.size_bytes = self._rows, {}, 0
-        return rows
-
-    def drop(self) -> None:
-        """Forget all rows."""
-        self._rows, self.size_bytes = {}, 0
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._rows)
 
 
 def open_log(pool_fd: int, syscalls: Syscalls, *, create: bool = False) -> int | None:

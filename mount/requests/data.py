@@ -191,7 +191,7 @@ class Transfers:
         finally:
             opened.end_transfer()
             # The write may have filled holes, too.
-            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
         return written_bytes == len(data)
 
     async def _reserve_late(
@@ -216,7 +216,7 @@ class Transfers:
         finally:
             pool.space.taken.pledged_bytes -= lacking_bytes
         if opened.ino in pool.open.inodes:
-            pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
         return True
 
     async def _write_all(
@@ -251,7 +251,7 @@ class Transfers:
                 pool.space.taken.pledged_bytes -= growth_bytes
             done_bytes += written_bytes
             if opened.ino in pool.open.inodes:
-                pool.note_allocated(opened, allocated_bytes)
+                opened.note_allocated(allocated_bytes, pool.space.taken)
             if error is None:
                 return done_bytes
             full = error.errno in NO_SPACE

@@ -13,7 +13,8 @@ from kvfs.core.errors import NotFound
 from kvfs.core.log_records import Batch, batch_bytes
 from kvfs.core.pool_layout import parse_log_file_name
 from kvfs.core.types import ROOT_INODE
-from kvfs.storage.row_log import UnloggedRows, logged_batches
+from kvfs.storage.index_transaction import UnloggedRows
+from kvfs.storage.row_log import logged_batches
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls

@@ -125,4 +125,4 @@ class Allocations:
         if allocation.pledged_bytes:
             opened.has_asked()
         if pool.open.inodes.get(opened.ino) is opened:
-            pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))
+            opened.note_allocated(pool.extents.allocated_bytes(opened.fd), pool.space.taken)

@@ -51,7 +51,9 @@ class Lengths:
     ) -> None:
         """Count what the file holds now, after its length was set or could not be."""
         if keeps and opened.fd >= 0:
-            self._pool.note_allocated(opened, self._pool.extents.allocated_bytes(opened.fd))
+            opened.note_allocated(
+                self._pool.extents.allocated_bytes(opened.fd), self._pool.space.taken
+            )
         if empties:
             self._emptying.choose_course(opened)
         done()

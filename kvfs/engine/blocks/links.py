@@ -124,7 +124,7 @@ class Links:
     def _move(self, ino: InodeNo, record: InodeRecord, new: _New, who: Maker, request: int) -> None:
         """Give block *ino* its *new* name. Raises NotADirectory, DeadInode, NoSpace, OSError."""
         pool = self._pool
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         opened, closed = pool.open.inodes.get(ino), None
         if opened is not None and opened.writers:
             closed = self._closes.closed(opened, record)
@@ -150,7 +150,7 @@ class Links:
     ) -> None:
         """Give *opened*, a draft without a name, a *new* one. Raises as ``_move``."""
         pool = self._pool
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         named = renamed(pool, opened, record, who)._replace(
             parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence
         )

@@ -176,7 +176,7 @@ class Publishing:
     def touched(self, ino: InodeNo, record: InodeRecord) -> InodeRecord:
         """Return *record* with new times: emptying an empty file is a change, too (open(2))."""
         pool = self._pool
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         touched = record._replace(mtime_ns=now_ns, ctime_ns=now_ns, sequence=sequence)
         with pool.change(pool.counters._replace(sequence=sequence)) as change:
             change.write(Changed(ino, record, touched, Why.SET))
@@ -326,7 +326,7 @@ class Publishing:
         return record._replace(
             state=state,
             allocated_bytes=allocated_bytes,
-            sequence=self._pool.next_sequence(),
+            sequence=self._pool.counters.next_sequence,
             maker_tgid=maker.tgid,
             maker_birth=maker.birth,
         )

@@ -281,7 +281,7 @@ class Emptying:
         # Atomic: no checkpoint from here until the caller has emptied it.
         draft = record._replace(
             state=after(State(record.state), Event.EMPTY),
-            sequence=pool.next_sequence(),
+            sequence=pool.counters.next_sequence,
             maker_tgid=SERVER.tgid,
             maker_birth=SERVER.birth,
         )

@@ -104,7 +104,7 @@ class TakenOver:
             self._blocks.publishing.dismiss(opened, error)
             return
         status = pool.syscalls.fstat(opened.fd)
-        pool.note_allocated(opened, pool.extents.allocated_bytes(opened.fd))
+        opened.note_allocated(pool.extents.allocated_bytes(opened.fd), pool.space.taken)
         if state in UNFINISHED:
             opened.foresee(record.parent)
         pool.open.notes.recall(opened, state)

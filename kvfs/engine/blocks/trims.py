@@ -43,15 +43,15 @@ class Trims:
         # A slab keeps its reserve, which it asked for.
         sparse = bool(opened.created_in) and not is_slab
         if not beyond and not (sparse and held_bytes < record.size_bytes):
-            pool.note_allocated(opened, held_bytes)
+            opened.note_allocated(held_bytes, pool.space.taken)
             return held_bytes
         trim = functools.partial(self._trim, opened.fd, record.size_bytes, beyond, sparse)
         device = pool.background.device
         if not device.is_serving:
             left_bytes = trim()
-            pool.note_allocated(opened, left_bytes)
+            opened.note_allocated(left_bytes, pool.space.taken)
             return left_bytes
-        pool.note_allocated(opened, left_bytes)
+        opened.note_allocated(left_bytes, pool.space.taken)
         freed_bytes = held_bytes - left_bytes
         pool.space.taken.pending_delete_bytes += freed_bytes
         pool.space.taken.coming_bytes += freed_bytes
@@ -127,7 +127,7 @@ class Trims:
         opened, record = pool.open.inodes.get(ino), pool.index.inode_or_miss(ino)
         if opened is not None and (opened.writers or opened.gone is not None):
             if opened.allocated_bytes == left_bytes:
-                pool.note_allocated(opened, held_bytes)
+                opened.note_allocated(held_bytes, pool.space.taken)
             return
         if record is None or record.allocated_bytes != left_bytes:
             return

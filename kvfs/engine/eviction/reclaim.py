@@ -77,12 +77,18 @@ class Reclaim:
 
     def run_due(self, now_s: float) -> None:
         """Keep space free ahead of the writers."""
-        short_bytes = self._pool.short_bytes(now_s)
+        short_bytes = self._short_bytes(now_s)
         if short_bytes > 0 and len(self._pool.departures.removed):
             self._pool.departures.removed.give_way()
-            short_bytes = self._pool.short_bytes(now_s)
+            short_bytes = self._short_bytes(now_s)
         if short_bytes > 0:
             self.evict(short_bytes, ahead=True)
+
+    def _short_bytes(self, now_s: float) -> int:
+        """Return how many bytes of headroom are missing; those being deleted count as free."""
+        space = self._pool.space.taken
+        free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
+        return self._pool.space.headroom.short_bytes(free_bytes, now_s)
 
     def top_up(self) -> None:
         """Call ``run_due`` as soon as no request waits, because a draft has just taken space."""

@@ -197,7 +197,10 @@ class Namespace:
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         record = record._replace(
-            state=State.NODE, sequence=pool.next_sequence(), target=target, size_bytes=len(target)
+            state=State.NODE,
+            sequence=pool.counters.next_sequence,
+            target=target,
+            size_bytes=len(target),
         )
         with TreeChange(pool, now_ns) as change:
             change.link(ino, record)
@@ -317,7 +320,7 @@ class Namespace:
         if record.target:
             ino, record = bearer(pool, parent, name, ino, record)
         parts = replaced_record is not None and has_two(pool, replaced_record)
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         opened = pool.open.inodes.get(ino)
         closed, kept = None, None
         if closes is not None and opened is not None and opened.writers:
@@ -368,7 +371,7 @@ class Namespace:
         one, other = self.lookup(parent, name), self.lookup(new_parent, new_name)
         if one == other:
             return
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         moves: list[Move] = []
         here, there = (parent, name), (new_parent, new_name)
         for found, place, (to, to_name) in ((one, here, there), (other, there, here)):

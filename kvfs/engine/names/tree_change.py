@@ -196,7 +196,7 @@ class TreeChange(PoolChange):
             self.write(Changed(ino, record, left, Why.LINKED))
             return None
         left = left._replace(
-            parent=alias.parent, name=alias.name, sequence=self._tree.next_sequence()
+            parent=alias.parent, name=alias.name, sequence=self._tree.counters.next_sequence
         )
         self.move(move := Move(ino, record, left))
         return move

@@ -270,7 +270,7 @@ class DisplacedDrafts:
         pool = self._pool
         record = opened.gone
         assert record is not None, "a displaced draft has no name"
-        now_ns, sequence = pool.clock_ns(), pool.next_sequence()
+        now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         replaced = pool.index.lookup(new_parent, new_name)
         replaced_record = None if replaced is None else namespace.record(replaced)
         if replaced_record is not None:

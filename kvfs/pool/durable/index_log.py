@@ -20,11 +20,10 @@ from kvfs.storage.background import Aside
 from kvfs.storage.index import Index
 from kvfs.storage.index_copy import HeldIndex, found_copies, write_copy
 from kvfs.storage.index_place import IndexAt
-from kvfs.storage.index_transaction import Rows
+from kvfs.storage.index_transaction import Rows, UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.row_log import (
     LogFile,
-    UnloggedRows,
     forget_log,
     log_bytes,
     log_files,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
-from kvfs.core.changed import Changed, Reason, Why, reason_for
+from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.settings import Settings
@@ -20,6 +20,7 @@ from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecor
 from kvfs.pool.figures.events import Events, Kind
 from kvfs.pool.figures.looks import A_TICK, NOT_FOLLOWED, Looks, ReuseWatch
 from kvfs.pool.space.space import Space
+from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 
 #: A last close in one of these states stores a block, if its name is final.
@@ -230,10 +231,12 @@ class CacheFigures:
         space: Space,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
-        unused_ns: Callable[[InodeNo], int],
+        heat: Heat,
+        age_ns: Callable[[], int],
     ) -> None:
-        """*clock_ns*: the clock of records. *unused_ns* returns how long a block was unused."""
-        self._unused_ns: Final = unused_ns
+        """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*."""
+        self._heat: Final = heat
+        self._age_ns: Final = age_ns
         self._monotonic_s: Final = monotonic_s
         self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
@@ -255,7 +258,9 @@ class CacheFigures:
             if after is not None and not is_temporary(after.name):
                 self.stored(after)
         elif why is Why.EVICTED:
-            self.evicted(before, changed.reason, self._unused_ns(changed.ino))
+            used_ns = self._heat.used_ns(changed.ino)
+            age_ns = 0 if used_ns is None else self._age_ns() - used_ns
+            self.evicted(before, changed.reason, age_ns)
         elif after is None:
             self.removed(before)
         elif S_ISDIR(after.mode):
@@ -311,8 +316,10 @@ class CacheFigures:
             self.events.add(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 
     def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
-        """The block with *record* was evicted, *age_ns* after its last use."""
-        reason = reason_for(record.state, asked)
+        """The block with *record* was evicted, *age_ns* after its last use (0: unknown)."""
+        reason = asked
+        if asked is Reason.SPACE and record.state == State.ORPHAN:
+            reason = Reason.ORPHAN
         self._evicted_blocks[reason] += 1
         self._evicted_bytes[reason] += record.allocated_bytes
         tally = self.tallies.of(record.parent, record.name)

@@ -30,6 +30,7 @@ from kvfs.core.types import (
     InodeRecord,
     round_up,
 )
+from kvfs.pool.space.space import Space
 from kvfs.storage.background import DeviceThread
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
@@ -135,6 +136,11 @@ class ExtentBytes:
 
     def hold(self, allocated_bytes: int) -> None:
         """Note that *allocated_bytes* are allocated; the caller accounts for the difference."""
+        self.allocated_bytes = allocated_bytes
+
+    def note_allocated(self, allocated_bytes: int, taken: Space) -> None:
+        """Note that *allocated_bytes* are allocated, and count the difference in *taken*."""
+        taken.extra_bytes += allocated_bytes - self.allocated_bytes
         self.allocated_bytes = allocated_bytes
 
     def look_for_holes(self, size_bytes: int) -> None:

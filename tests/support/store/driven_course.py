@@ -230,10 +230,10 @@ class Course:
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account for what an extent holds that was changed past the server."""
-        self.engine.pool.note_allocated(opened, allocated_bytes)
+        opened.note_allocated(allocated_bytes, self.engine.pool.space.taken)
 
     def reserve(self, opened: OpenInode, size_bytes: int) -> None:
         """Give the extent of an open file blocks for its first bytes, and account for them."""
         pool, fd = self.engine.pool, self.engine.blocks.extent_fd(opened)
         pool.extents.reserve(fd, size_bytes)
-        pool.note_allocated(opened, pool.extents.allocated_bytes(fd))
+        opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
