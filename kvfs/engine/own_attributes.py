@@ -29,7 +29,7 @@ from kvfs.engine.eviction.units import NAMES_MAX, Units
 from kvfs.engine.names.tree_change import show_drafts_anew
 from kvfs.pool.open.ports import Room
 from kvfs.pool.pool import Pool
-from kvfs.pool.rules.unit_roots import TOGETHER
+from kvfs.pool.rules.policies import TOGETHER
 
 STATE: Final = b"user.kvfs.state"
 CRC32C: Final = b"user.kvfs.crc32c"

@@ -30,8 +30,7 @@ from kvfs.pool.open.ports import Kernel
 from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.pool.pool_change import Damage, Followers, PoolChange
 from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
-from kvfs.pool.rules.lease_shares import LeaseShares
-from kvfs.pool.rules.leases import Leases
+from kvfs.pool.rules.leases import Leases, LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.storage.age_clock import AgeClock

@@ -15,9 +15,8 @@ from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.pool.rules.leases import Leases
-from kvfs.pool.rules.policies import Policies
+from kvfs.pool.rules.policies import Policies, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
-from kvfs.pool.rules.unit_roots import UnitRoots
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.background import Background

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.pool_layout import INODES
-from kvfs.engine.device_probe import DeviceProbe
+from kvfs.engine.device_watch import DeviceProbe
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 

@@ -8,7 +8,7 @@ import pytest
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.rules.lease_shares import LeaseShares, Lessee
+from kvfs.pool.rules.leases import LeaseShares, Lessee
 from tests.support.store.stores import FILE, MIB, Host, host, put, write
 
 ONE, OTHER, THIRD = (Maker(100 + number, number) for number in range(1, 4))

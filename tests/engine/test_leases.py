@@ -5,8 +5,7 @@ import pytest
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.machine.processes import NOBODY, Maker
-from kvfs.pool.rules.lease_shares import LeaseShares
-from kvfs.pool.rules.leases import Leases
+from kvfs.pool.rules.leases import Leases, LeaseShares
 from tests.support.store.life_model import NO_PID, Lives
 from tests.support.store.stores import FILE, MIB
 

@@ -15,10 +15,9 @@ from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
 from kvfs.core.rewriting import Answer
 from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
-from kvfs.engine.blocks.allocations import Allocations
+from kvfs.engine.blocks.allocations import Allocations, Lengths
 from kvfs.engine.blocks.closes import Doubts, LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
-from kvfs.engine.blocks.lengths import Lengths
 from kvfs.engine.blocks.links import Links
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.served import Emptying, Served

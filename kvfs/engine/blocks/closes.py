@@ -248,7 +248,8 @@ class LastCloses:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
             if opened.settling:  # until then its extent does not say what it is
-                self._close_after_all(opened)
+                self._pool.open.notes.closes(opened, (UNTOLD,))
+                self._pool.background.device.after_all(lambda: self.close(opened))
                 return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
@@ -267,20 +268,6 @@ class LastCloses:
         self._pool.departures.leave(opened, writer=True)
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
-
-    def take_back(self, opened: OpenInode, *, appends: bool) -> None:
-        """Close a writer's handle that no client received, without asking the device."""
-        if appends:
-            opened.stop_appending()
-        if opened.writers > 1:
-            self._pool.departures.leave(opened, writer=True)
-        else:
-            self._close_after_all(opened)
-
-    def _close_after_all(self, opened: OpenInode) -> None:
-        """Close the last writer's handle once the device has done what it was given."""
-        self._pool.open.notes.closes(opened, (UNTOLD,))
-        self._pool.background.device.after_all(lambda: self.close(opened))
 
     def take_back(self, opened: OpenInode, *, appends: bool) -> None:
         """Close a writer's handle that no client received, once the device has done its work.

@@ -15,7 +15,7 @@ from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.lifecycle import HELD, Event, State, after, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.names.second_names import end_alias
+from kvfs.engine.names.tree_change import end_alias
 from kvfs.machine.processes import NO_DESCRIPTOR, SERVER
 from kvfs.pool.pool import Pool
 from kvfs.storage.extent_bytes import lacks_bytes

@@ -30,8 +30,15 @@ from kvfs.core.types import (
     InodeNo,
     InodeRecord,
 )
-from kvfs.engine.names.second_names import bearer, has_two
-from kvfs.engine.names.tree_change import Move, TreeChange, directory_record, follow, renamed
+from kvfs.engine.names.tree_change import (
+    Move,
+    TreeChange,
+    bearer,
+    directory_record,
+    follow,
+    has_two,
+    renamed,
+)
 from kvfs.machine.processes import Maker
 from kvfs.pool.allocator import Allocator, require_node
 from kvfs.pool.figures.looks import CREATE_LOOK_S, RENAME_LOOK_S

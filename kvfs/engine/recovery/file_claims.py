@@ -2,22 +2,25 @@
 
 Used by rebuild, the comparison after a power loss, and fsck. What is not whole claims nothing. A
 file lacks some fields: which process has a block's lease, when it was read, what a directory holds.
-``is_identified_as`` asks only whether the device has the identity that a record should have.
+``is_identified_as`` asks only whether the device has the identity that a record should have. While
+requests are served, threads read what the loop compares (``ClaimsAtHand``).
 """
 
 import errno
+import functools
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from kvfs.core.errors import Damaged
+from kvfs.core.errors import Damaged, NotAtHand
 from kvfs.core.inode_rules import identity_of
 from kvfs.core.lifecycle import FINAL, SLABS, State, carries_identity
 from kvfs.core.records import HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
+from kvfs.pool.pool import Pool
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
 
@@ -25,6 +28,8 @@ _log: Final = logging.getLogger(__name__)
 
 #: Errors that concern one file, and not the state of the machine.
 _FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
+#: What was read is kept for so many blocks until they are compared.
+_KEPT_MAX: Final = 1024
 
 
 def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
@@ -226,3 +231,52 @@ def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool
     if not stat.S_ISDIR(record.mode):
         return identity._replace(flags=identity.flags & ~OF_BYTES, content_crc=0) == expected
     return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
+
+
+class ClaimsAtHand:
+    """Reads what the files of the blocks of one pool say, before the loop needs it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._claims: dict[InodeNo, InodeRecord | None] = {}
+        self._reading: set[InodeNo] = set()
+
+    def of(self, ino: InodeNo) -> InodeRecord | None:
+        """Return the record of *ino* that its file claims, None if it is not whole.
+
+        Raises NotAtHand, OSError.
+        """
+        if not self._pool.background.device.is_serving:
+            return self._read(ino)
+        if ino not in self._claims:
+            raise NotAtHand("what a file says", lambda: functools.partial(self._fetch, ino))
+        return self._claims.pop(ino)
+
+    def read_ahead(self, inos: Iterator[InodeNo]) -> None:
+        """Have threads read what the files of *inos* say."""
+        asks = self._pool.background.asks
+        for ino in inos:
+            if ino not in self._claims and ino not in self._reading and not asks.is_crowded:
+                self._reading.add(ino)
+                asks.submit(
+                    functools.partial(self._read, ino),
+                    functools.partial(self._keep, ino),
+                    failed=functools.partial(self._fail, ino),
+                )
+
+    def _read(self, ino: InodeNo) -> InodeRecord | None:
+        return block_record(self._pool.extents, self._pool.syscalls, ino)
+
+    def _fetch(self, ino: InodeNo) -> Callable[[], None]:
+        claim = self._read(ino)
+        return lambda: self._keep(ino, claim)
+
+    def _fail(self, ino: InodeNo, error: Exception) -> None:
+        _log.warning("inode %#x is not compared yet: %s", ino, error)
+        self._reading.discard(ino)
+
+    def _keep(self, ino: InodeNo, claim: InodeRecord | None) -> None:
+        self._reading.discard(ino)
+        if len(self._claims) >= _KEPT_MAX:
+            del self._claims[next(iter(self._claims))]
+        self._claims[ino] = claim

@@ -24,10 +24,9 @@ from kvfs.core.lifecycle import State
 from kvfs.core.log_records import Moment
 from kvfs.core.records import INODE_PREFIX, Doubt, inode_key, parse_inodes
 from kvfs.core.types import FIRST_INODE, INODE_END, ROOT_INODE, InodeNo, InodeRecord, Sequence
-from kvfs.engine.names.second_names import one_name
-from kvfs.engine.names.tree_change import Move, TreeChange
-from kvfs.engine.recovery.claims_at_hand import ClaimsAtHand
+from kvfs.engine.names.tree_change import Move, TreeChange, one_name
 from kvfs.engine.recovery.file_claims import (
+    ClaimsAtHand,
     agrees,
     block_record,
     claimed_attributes,

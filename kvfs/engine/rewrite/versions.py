@@ -21,8 +21,7 @@ from kvfs.core.lifecycle import HIDEABLE, UNFINISHED, State, is_temporary
 from kvfs.core.rewriting import CONTENDED, DISPLACED, Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.names.second_names import has_two
-from kvfs.engine.names.tree_change import TreeChange
+from kvfs.engine.names.tree_change import TreeChange, has_two
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool

@@ -2,7 +2,8 @@
 
 Each is an extended attribute of a directory, or a line of the settings file. It holds for
 everything below, unless a deeper directory sets it again. getxattr(2) returns the attributes, but
-listxattr(2) does not list them, so that ``cp -a`` and ``rsync -X`` do not copy them elsewhere.
+listxattr(2) does not list them, so that ``cp -a`` and ``rsync -X`` do not copy them elsewhere. The
+directories that set ``evict=together``, the units of a pool, are listed for what is told of them.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from kvfs.storage.index import Index
 
 #: Directories whose policy is cached; others are looked up again.
 _CACHED_MAX: Final = 4096
+TOGETHER: Final = b"together"
 
 
 class Policies:
@@ -140,3 +142,34 @@ def _below(path: str, name: bytes) -> str:
         return ""
     path = f"{path.rstrip('/')}/{name.decode(errors='surrogateescape')}"
     return path if len(path) < PATH_MAX_BYTES else ""
+
+
+class UnitRoots:
+    """The directories that set ``evict=together``, found by a scan after a start and kept since."""
+
+    follows: Final = frozenset(
+        {Why.ATTRIBUTED, Why.REPLACED, Why.REMOVED, Why.LOST, Why.RECONCILED}
+    )
+
+    def __init__(self) -> None:
+        self._roots: set[InodeNo] = set()
+
+    def follow(self, changed: Changed) -> None:
+        """Enter or drop a directory."""
+        if changed.after is None:
+            self._roots.discard(changed.ino)
+        elif EVICT in changed.gained:
+            self.learn(changed.ino, changed.gained[EVICT])
+        elif EVICT in changed.lost:
+            self._roots.discard(changed.ino)
+
+    def learn(self, ino: InodeNo, value: bytes) -> None:
+        """Note the *value* of the attribute of directory *ino*."""
+        if value == TOGETHER:
+            self._roots.add(ino)
+        else:
+            self._roots.discard(ino)
+
+    def all(self) -> list[InodeNo]:
+        """Return the directories, oldest first."""
+        return sorted(self._roots)

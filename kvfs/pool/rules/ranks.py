@@ -17,7 +17,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
 from kvfs.core.sizes import format_size
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
-from kvfs.pool.rules.lease_shares import LeaseShares
+from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.space.space import StayBounds
 from kvfs.storage.heat import Heat

@@ -11,7 +11,7 @@ from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.open.open_inodes import OpenInode
-from kvfs.pool.rules.lease_shares import LeaseShares
+from kvfs.pool.rules.leases import LeaseShares
 from tests.support.store.inside import At
 
 P = TypeVar("P", bound=Processes)
