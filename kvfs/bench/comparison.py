@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
 from kvfs.bench.daemon import Daemon, mount_status
-from kvfs.bench.jobs import Effort, Job, Mode
+from kvfs.bench.jobs import Effort, Job, JobRuns, Mode
 from kvfs.bench.output import Output
-from kvfs.bench.results import JobRuns
 from kvfs.bench.self_made import Places, free_bytes
 from kvfs.bench.sides import JobSide, run_jobs
 from kvfs.core.errors import BenchFailed, NotRoot, UsageError

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench import block_client
-from kvfs.bench.kv_content import Bytes, KvContent, aligned_buffer, first_difference
-from kvfs.bench.kv_shapes import SHAPES, KvBlock, KvShape, Layout, absent_blocks, plan_blocks
+from kvfs.bench.kv_shapes import (
+    SHAPES,
+    Bytes,
+    KvBlock,
+    KvContent,
+    KvShape,
+    Layout,
+    absent_blocks,
+    aligned_buffer,
+    first_difference,
+    plan_blocks,
+)
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import PAGE_BYTES, round_up
 

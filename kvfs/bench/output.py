@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvfs.bench.results import DaemonCost, JobResult, JobRuns, Spread, daemon_costs, summarise
+from kvfs.bench.jobs import DaemonCost, JobResult, JobRuns, Spread, daemon_costs, summarise
 from kvfs.core.errors import CommandError, UsageError
 from kvfs.core.sizes import MIB
 

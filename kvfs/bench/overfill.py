@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvfs.bench import block_client
-from kvfs.bench.kv_content import Bytes, KvContent, aligned_buffer, first_difference
 from kvfs.bench.kv_load import THREADS
+from kvfs.bench.kv_shapes import Bytes, KvContent, aligned_buffer, first_difference
 from kvfs.core.errors import NO_SPACE, VerifyFailed
 from kvfs.core.sizes import MIB
 from kvfs.core.types import PAGE_BYTES

@@ -10,8 +10,17 @@ from typing import Final, Self
 
 from kvfs.bench.crew import Crew, WorkOrder
 from kvfs.bench.daemon import Daemon
-from kvfs.bench.jobs import Effort, Job, JobKind, Mode, Work, plan_work
-from kvfs.bench.results import JobRuns, Sample, first_is_baseline
+from kvfs.bench.jobs import (
+    Effort,
+    Job,
+    JobKind,
+    JobRuns,
+    Mode,
+    Sample,
+    Work,
+    first_is_baseline,
+    plan_work,
+)
 from kvfs.core.errors import UsageError
 
 _DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")

@@ -1,21 +1,207 @@
 """The gate: which blocks are worth their write, learned from what comes back. Pure.
 
 A block belongs to a class by what a file system sees of it: how often its name was asked for, and
-where it stands in its burst. The classes are few, so each soon has a rate (class_rates.py). A block
-is admitted if its class brings enough hits; how many that must be is tried out (price_trials.py).
+where it stands in its burst. The classes are few, so each soon has a rate (``ClassRates``). A block
+is admitted if its class brings enough hits; how many that must be is tried out (``PriceTrials``).
 
 A burst is what a client asks for at once: a prompt's blocks, head first. It is judged when it has
 ended, because its length tells much.
+
+**Rates.** Counted are returns of names that come within a block's stay in the pool. A class has a
+rate: blocks that came back, of all. A block that comes back early needs its room for a part of a
+stay only, and counts as that part of a block (Beckmann et al., "LHD: Improving Cache Hit Rate by
+Maximizing Hit Density", NSDI 2018). Followed are the names with a low hash, in an array of bounded
+size.
+
+**Trials.** Which price of a written byte pays: miniature caches try several on a sample of the
+names. Each evicts the least recently used block, and takes a block only if it is worth at least the
+cache's threshold. They see every use of a small part of all names, chosen by their hash, and hold
+that part of the pool's blocks (Waldspurger et al., "Cache Modeling and Optimization using Miniature
+Simulations", ATC 2017).
+
+**Names** that were asked for lately, and how often, are in a table of bytes, 20 of them a block
+(``KnownNames``). A name may be in any slot of its bucket. The slots of a bucket are in the order of
+their last use, so that the one not used for longest falls off its end.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
-from kvfs.core.class_rates import CLASSES, ClassRates
+import numpy as np
+
 from kvfs.core.eviction_policy import Lru
-from kvfs.core.known_names import TIMES_MAX, KnownNames
-from kvfs.core.price_trials import PriceTrials
+from kvfs.core.reuse import HASH_BITS
+
+#: Slots of names that are followed, of 8 bytes: a MiB, eight for each block of a pool of 16,384. Of
+#: a larger pool a sample is followed.
+_SLOTS: Final = 1 << 17
+_SLOTS_A_BLOCK: Final = 8
+#: A slot: 22 bits of the name, 10 bits of its class, 32 bits of when it was asked for.
+_CLASS_BITS: Final = 10
+CLASSES: Final = 1 << _CLASS_BITS
+_CLASS_MASK: Final = CLASSES - 1
+_NAME_BITS: Final = 22
+_WHEN_BITS: Final = 32
+_WHEN: Final = (1 << _WHEN_BITS) - 1
+#: The share of its stay in which a block must come back to count: some stay shorter than the mean.
+_OF_STAY: Final = 0.7
+#: What is taken for the rate of a class that was not seen: so many came back, of so many.
+_BACK_BEFORE, _SEEN_BEFORE = 1.0, 2.0
+#: The counts are scaled so many times in their half-life.
+_FADINGS: Final = 16
+#: What a block must be worth, in hits while the pool keeps it. The first takes all: plain LRU.
+THRESHOLDS: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+#: A miniature cache holds at least this many blocks, if the pool does, and less than twice as many.
+_HELD_MIN: Final = 1024
+#: Half-life of a hit, in uses per block of a miniature cache: a change of load shows in time.
+_HALF_LIFE: Final = 4
+#: Another threshold must be better by this many hits to be followed.
+_LEAD_MIN: Final = 1.0
+#: Names that are remembered for each block of the pool: so many blocks back a return is still seen.
+NAMES_A_BLOCK: Final = 10
+_BUCKET: Final = 8
+#: How often a name was asked for; more often counts as so often.
+TIMES_MAX: Final = 4
+_TIMES_MASK: Final = TIMES_MAX - 1
+_TIMES_BITS: Final = 2
+
+
+class ClassRates:
+    """The rates of a pool of *blocks* blocks. Half of what is known fades in a stay."""
+
+    def __init__(self, blocks: int) -> None:
+        wanted = _SLOTS_A_BLOCK * max(1, blocks)
+        #: Names with none of these bits are followed.
+        self.sample_bits = (1 << max(0, (wanted - 1) // _SLOTS).bit_length()) - 1
+        slots = min(_SLOTS, 1 << wanted.bit_length())
+        self._slots = np.zeros(slots, np.uint64).data
+        self._shift = self.sample_bits.bit_length()
+        self._seen = [0.0] * CLASSES
+        self._back = [0.0] * CLASSES
+        self._horizon = 1.0
+        self._scaled_at = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the names that are followed."""
+        return self._slots.nbytes
+
+    def of(self, kind: int) -> float:
+        """Return how many hits a block of class *kind* brings in a stay."""
+        return (self._back[kind] + _BACK_BEFORE) / (self._seen[kind] + _SEEN_BEFORE)
+
+    def use(self, name_hash: int, kind: int, now: int) -> None:
+        """A block of the sample was asked for, and belongs to class *kind*; *now* in accesses."""
+        slots, seen = self._slots, self._seen
+        at = (name_hash >> self._shift) & len(slots) - 1
+        name = name_hash >> 32 - _NAME_BITS
+        slot = slots[at]
+        if slot and slot >> _CLASS_BITS + _WHEN_BITS == name:
+            age = now - slot & _WHEN
+            if age < self._horizon:
+                former = slot >> _WHEN_BITS & _CLASS_MASK
+                self._back[former] += 1
+                seen[former] = max(0.0, seen[former] - 1 + age / self._horizon)
+        slots[at] = (name << _CLASS_BITS | kind) << _WHEN_BITS | now & _WHEN
+        seen[kind] += 1
+
+    def fade(self, now: int, stay: float) -> None:
+        """Let what is old fade; *stay*: for how many accesses the pool keeps an unused block."""
+        self._horizon = max(1.0, _OF_STAY * stay)
+        passed = now - self._scaled_at
+        if passed * _FADINGS > stay:
+            kept = 0.5 ** (passed / stay)
+            self._seen = [count * kept for count in self._seen]
+            self._back = [count * kept for count in self._back]
+            self._scaled_at = now
+
+
+class PriceTrials:
+    """Finds the threshold that gives the most hits, less the price of its writes."""
+
+    def __init__(self, blocks: int) -> None:
+        """The pool holds *blocks* blocks."""
+        shift = max(0, (blocks // _HELD_MIN).bit_length() - 1)
+        #: Names with none of these bits are the sample.
+        self.sample_bits = (1 << shift) - 1
+        #: What a block must be worth now.
+        self.threshold = THRESHOLDS[0]
+        self._held = max(1, blocks >> shift)
+        self._caches = tuple(OrderedDict[int, None]() for _ in THRESHOLDS)
+        self._gains = [0.0] * len(THRESHOLDS)
+
+    def use(self, name_hash: int, worth: float, price: float) -> None:
+        """A block of the sample was stored or used.
+
+        *worth*: the hits that it is expected to bring. *price*: the hits that a write must bring.
+        """
+        kept = 0.5 ** (1 / (_HALF_LIFE * self._held))
+        gains = self._gains
+        for number, (threshold, cache) in enumerate(zip(THRESHOLDS, self._caches, strict=True)):
+            gain = gains[number] * kept
+            if name_hash in cache:
+                cache.move_to_end(name_hash)
+                gain += 1
+            elif worth >= threshold or len(cache) < self._held:
+                cache[name_hash] = None
+                gain -= price
+                if len(cache) > self._held:
+                    cache.popitem(last=False)
+            gains[number] = gain
+        best = max(range(len(gains)), key=gains.__getitem__)
+        now = THRESHOLDS.index(self.threshold)
+        if gains[best] - gains[now] > _LEAD_MIN:
+            self.threshold = THRESHOLDS[best]
+
+
+class KnownNames:
+    """The names that a pool of *blocks* blocks was asked for.
+
+    A slot has 14 bits of a name's hash, beside the bucket, so that one in 2,000 unknown names is
+    taken for a known one.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._buckets = max(1, NAMES_A_BLOCK * blocks // _BUCKET)
+        #: Eight bits of the hash, never 0, which is an empty slot; six more bits with the times.
+        self._tags = bytearray(_BUCKET * self._buckets)
+        self._more = bytearray(_BUCKET * self._buckets)
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that the table takes."""
+        return len(self._tags) + len(self._more)
+
+    def times(self, name_hash: int) -> int:
+        """Return how often the name with this 32-bit hash was asked for, up to TIMES_MAX; 0: not.
+
+        It is so within the last uses of names, NAMES_A_BLOCK for each block of the pool.
+        """
+        at = self._find(name_hash, (name_hash * self._buckets >> HASH_BITS) * _BUCKET)
+        return 0 if at < 0 else (self._more[at] & _TIMES_MASK) + 1
+
+    def remember(self, name_hash: int, times: int) -> None:
+        """Remember that the name was asked for *times* times, the last time now."""
+        tags, more = self._tags, self._more
+        first = (name_hash * self._buckets >> HASH_BITS) * _BUCKET
+        at = self._find(name_hash, first)
+        if at < 0 and (at := tags.find(0, first, first + _BUCKET)) < 0:
+            at = first + _BUCKET - 1
+        if at > first:
+            tags[first + 1 : at + 1] = tags[first:at]
+            more[first + 1 : at + 1] = more[first:at]
+        tags[first] = (name_hash & 0xFF) or 1
+        more[first] = name_hash >> 8 << _TIMES_BITS & 0xFC | min(times, TIMES_MAX) - 1
+
+    def _find(self, name_hash: int, first: int) -> int:
+        tag, end = (name_hash & 0xFF) or 1, first + _BUCKET
+        more = name_hash >> 8 << _TIMES_BITS & 0xFC
+        at = self._tags.find(tag, first, end)
+        while at >= 0 and self._more[at] & 0xFC != more:
+            at = self._tags.find(tag, at + 1, end)
+        return at
 
 
 class Hint(IntEnum):

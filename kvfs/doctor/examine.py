@@ -3,7 +3,6 @@
 from typing import Final
 
 from kvfs.doctor import (
-    cache_rules,
     connector_rules,
     machine_rules,
     nfs_rules,
@@ -26,9 +25,9 @@ RULES: Final[dict[str, Rule]] = {
     "units": pool_rules.units,
     "durability": pool_rules.durability,
     "damage": pool_rules.damage,
-    "hit rate": cache_rules.hit_rate,
-    "lives of blocks": cache_rules.lives,
-    "store times": cache_rules.store_times,
+    "hit rate": server_rules.hit_rate,
+    "lives of blocks": server_rules.lives,
+    "store times": server_rules.store_times,
     "passthrough": pool_rules.passthrough,
     "supervisor": server_rules.supervisor,
     "request timeout": server_rules.request_timeout,

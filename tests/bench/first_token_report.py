@@ -6,7 +6,7 @@ from typing import Any, Final
 from rich import box
 from rich.table import Table
 
-from kvfs.bench.results import GIGABYTE
+from kvfs.bench.jobs import GIGABYTE
 from kvfs.core.sizes import format_size
 
 RECOMPUTED: Final = "recomputed"

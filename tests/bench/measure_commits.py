@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvfs.bench.daemon import Daemon
-from kvfs.bench.jobs import Effort, default_jobs, select_jobs
-from kvfs.bench.results import JobRuns, spread
+from kvfs.bench.jobs import Effort, JobRuns, default_jobs, select_jobs, spread
 from kvfs.bench.self_made import check_room, fill_holes, folders, loop_device, torn_down, unmount
 from kvfs.bench.sides import JobSide, run_jobs
 

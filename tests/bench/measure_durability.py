@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.bench.block_client import store
 from kvfs.bench.daemon import KVFS
-from kvfs.bench.results import spread
+from kvfs.bench.jobs import spread
 from kvfs.bench.self_made import (
     check_room,
     fill_holes,

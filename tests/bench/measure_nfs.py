@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import KVFS, Daemon, mount_status
-from kvfs.bench.results import GIGABYTE, Pair, compare, first_is_baseline, spread
+from kvfs.bench.jobs import GIGABYTE, Pair, compare, first_is_baseline, spread
 from kvfs.bench.self_made import (
     check_room,
     fill_holes,

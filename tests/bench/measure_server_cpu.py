@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvfs.bench.daemon import Daemon
-from kvfs.bench.results import Spread, spread
+from kvfs.bench.jobs import Spread, spread
 from kvfs.bench.self_made import torn_down
 from kvfs.bench.sides import JobSide
 from tests.bench.measure_commits import both_sides

@@ -3,8 +3,7 @@
 import pytest
 
 from kvfs.bench.comparison import ComparisonOutcome, join, split_pairs
-from kvfs.bench.jobs import Job, JobKind, Work
-from kvfs.bench.results import JobRuns, Sample
+from kvfs.bench.jobs import Job, JobKind, JobRuns, Sample, Work
 
 JOB = Job(JobKind.STAT, 1)
 WORK = Work(8, 1, 1)

@@ -7,9 +7,18 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from kvfs.bench.jobs import Job, JobKind, Mode, Work
+from kvfs.bench.jobs import (
+    Job,
+    JobKind,
+    JobResult,
+    JobRuns,
+    Mode,
+    Sample,
+    Work,
+    daemon_costs,
+    summarise,
+)
 from kvfs.bench.output import build_report, plot, results_table, row_of
-from kvfs.bench.results import JobResult, JobRuns, Sample, daemon_costs, summarise
 from kvfs.core.sizes import MIB
 
 STORE = Job(JobKind.STORE, 2, 4 * MIB, Mode.BUFFERED)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.bench.results import Pair, compare, first_is_baseline, spread
+from kvfs.bench.jobs import Pair, compare, first_is_baseline, spread
 
 
 def test_the_median_is_not_moved_by_one_wild_run() -> None:

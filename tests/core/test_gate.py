@@ -5,10 +5,17 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.admission import GatedLru, Hint
-from kvfs.core.class_rates import CLASSES, ClassRates
-from kvfs.core.known_names import NAMES_A_BLOCK, TIMES_MAX, KnownNames
-from kvfs.core.price_trials import THRESHOLDS, PriceTrials
+from kvfs.core.admission import (
+    CLASSES,
+    NAMES_A_BLOCK,
+    THRESHOLDS,
+    TIMES_MAX,
+    ClassRates,
+    GatedLru,
+    Hint,
+    KnownNames,
+    PriceTrials,
+)
 
 MILLION: Final = 1_000_000
 #: Names as a hash makes them.

@@ -8,9 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvfs.bench.kv_content import KvContent, aligned_buffer, first_difference
 from kvfs.bench.kv_load import ABSENT_PER_BLOCK, KvLoad, Moved, Span
-from kvfs.bench.kv_shapes import SHAPES, KvBlock, KvShape, Layout, absent_blocks, name_block
+from kvfs.bench.kv_shapes import (
+    SHAPES,
+    KvBlock,
+    KvContent,
+    KvShape,
+    Layout,
+    absent_blocks,
+    aligned_buffer,
+    first_difference,
+    name_block,
+)
 from kvfs.core.errors import VerifyFailed
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES
 from tests.support.mounts.mounting import workplace

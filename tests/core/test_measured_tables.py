@@ -7,13 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.bench.jobs import Job, JobKind, Mode, Work
+from kvfs.bench.jobs import Job, JobKind, JobRuns, Mode, Sample, Work, summarise
 from kvfs.bench.output import build_report as bench_report
 from kvfs.bench.replay.first_token import Model
 from kvfs.bench.replay.report import Round, build_report, facts_of
 from kvfs.bench.replay.run import Percentiles, ReplayCounts, SideResult
 from kvfs.bench.replay.trace import Request
-from kvfs.bench.results import JobRuns, Sample, summarise
 from kvfs.core.sizes import MIB
 from make import measured_tables
 from make.measured_tables import (

@@ -14,7 +14,7 @@ import time
 from typing import Any, Final
 
 from kvfs.bench import block_client
-from kvfs.bench.kv_content import KvContent, aligned_buffer, first_difference
+from kvfs.bench.kv_shapes import KvContent, aligned_buffer, first_difference
 from kvfs.bench.worker import block_name
 from kvfs.core.errors import NO_SPACE, VerifyFailed
 from kvfs.core.types import PAGE_BYTES

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from kvfs.core.errors import TraceUnreadable
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-#: Block numbers are below it: a block's content follows from 64 bits (kv_content.py).
+#: Block numbers are below it: a block's content follows from 64 bits (kv_shapes.py).
 _BLOCKS_END: Final = 1 << 64
 #: More blocks in one prompt are a mistake in the file: at 16 tokens a block, 16 million tokens.
 _BLOCKS_MAX: Final = 1 << 20

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.bench.kv_content import KvContent, first_difference
+from kvfs.bench.kv_shapes import KvContent, first_difference
 
 #: Name, key of the content, size.
 HEADER: Final = struct.Struct("<QQQ")

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.bench.kv_content import Bytes, KvContent, first_difference
+from kvfs.bench.kv_shapes import Bytes, KvContent, first_difference
 from tests.support.kills.soak.table import ABSENT, Found, Row
 
 #: Version, size.
