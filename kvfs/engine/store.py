@@ -36,7 +36,6 @@ from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.recovery import Begun, begin
 from kvfs.engine.recovery.sweep import Sweep
-from kvfs.engine.renames import Renames
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
 from kvfs.pool.allocator import Allocator
@@ -92,7 +91,6 @@ class Store:
         awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
         self.namespace = Namespace(self.pool, self.allocator, awaited, self.reconcile)
         self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
-        self.renames = Renames(self.pool, self.namespace, self.blocks)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False

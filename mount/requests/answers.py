@@ -350,7 +350,7 @@ class Answers:
             return
         if flags & ~_RENAME_NOREPLACE:
             raise InvalidRequest(f"rename flags {flags:#x}")
-        replaced = self._store.renames.rename(
+        replaced = self._blocks.renames.rename(
             parent,
             name,
             new_parent,
@@ -365,7 +365,7 @@ class Answers:
     def link(self, ino: InodeNo, parent: InodeNo, name: bytes, uid: int) -> Entry:
         """Give *ino* another *name*, for a caller with *uid*. Raises what ``Links.link`` raises."""
         who, request = self._files.requester(), self._request.present.unique
-        self._blocks.links.link(ino, parent, name, who=who, uid=uid, request=request)
+        self._blocks.renames.link(ino, parent, name, who=who, uid=uid, request=request)
         return self.made(ino)
 
     def open_directory(self, ino: InodeNo) -> HandleNo:

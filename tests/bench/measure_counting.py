@@ -85,7 +85,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         opened, _ = engine.blocks.create(ROOT_INODE, draft, 0o100644, 0, 0)
         engine.blocks.close(opened, writer=True)
         looks.add(ROOT_INODE, name)
-        engine.renames.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
+        engine.blocks.renames.rename(ROOT_INODE, draft, ROOT_INODE, name, replace=True)
 
     def stores(cache: CacheFigures, told: Followers) -> float:
         engine.pool.figures, engine.pool.followers = cache, told

@@ -114,7 +114,7 @@ def test_the_nearest_tests_come_first() -> None:
     assert near == set(nearest.tests("kvfs/core/reuse.py")[:2])
     # Nobody imports these but who serves them.
     assert any("ready" in test for test in nearest.tests("kvfs/pool/open/ready_extents.py"))
-    assert any("link" in test for test in nearest.tests("kvfs/engine/blocks/links.py"))
+    assert any("link" in test for test in nearest.tests("kvfs/engine/blocks/renames.py"))
     assert nearest.tests("kvfs/of/no/name.py") == ()
 
 

@@ -18,8 +18,8 @@ from kvfs.core.types import SIZE_MAX_BYTES, InodeNo, InodeRecord
 from kvfs.engine.blocks.allocations import Allocations, Lengths
 from kvfs.engine.blocks.closes import Doubts, LastCloses
 from kvfs.engine.blocks.lease_ends import LeaseEnds
-from kvfs.engine.blocks.links import Links
 from kvfs.engine.blocks.publishing import Closing, Publishing
+from kvfs.engine.blocks.renames import Renames
 from kvfs.engine.blocks.served import Emptying, Served
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
@@ -53,7 +53,7 @@ class Blocks:
         )
         self.doubts = Doubts(pool, self.last_closes.close)
         self.served = Served(pool, self.publishing, self.last_closes.close)
-        self.links = Links(pool, namespace, self.truncating, self.last_closes, self.served)
+        self.renames = Renames(pool, namespace, self.truncating, self.last_closes, self.served)
         self._emptying = Emptying(pool, allocator, self.served)
         self._lengths = Lengths(pool, allocator, self._emptying)
 

@@ -26,7 +26,7 @@ class Requests:
     unlink = At(lambda engine: engine.namespace.unlink)
     rmdir = At(lambda engine: engine.namespace.rmdir)
     exchange = At(lambda engine: engine.namespace.exchange)
-    link = At(lambda engine: engine.blocks.links.link)
+    link = At(lambda engine: engine.blocks.renames.link)
     own_root = At(lambda engine: engine.attributes.own_root)
 
     def rename(
@@ -40,7 +40,7 @@ class Requests:
         who: Maker = NOBODY,
     ) -> InodeNo | None:
         """Return the inode that lost its name."""
-        return self.engine.renames.rename(
+        return self.engine.blocks.renames.rename(
             parent, name, new_parent, new_name, replace=replace, who=who
         )
 

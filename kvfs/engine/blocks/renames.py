@@ -1,8 +1,10 @@
-"""link(2): publishes a block under another name, and leaves the first one as an alias.
+"""Gives a block another name: rename(2), and link(2), which leaves the first name as an alias.
 
-For programs that publish so because a link replaces nothing. Like a rename, it makes a whole block
-visible under its name in one transaction, or not at all. Links to what is published are refused. A
-draft without a name (O_TMPFILE) gets its first one so.
+A rename moves a name as it is, or publishes a finished draft that lost that name and now gets it.
+
+Some programs publish by a link, because that replaces nothing. Like a rename, it makes a whole
+block visible under its name in one transaction, or not at all. Links to what is published are
+refused. A draft without a name (O_TMPFILE) gets its first one so.
 """
 
 import stat
@@ -33,8 +35,8 @@ class _New(NamedTuple):
     name: bytes
 
 
-class Links:
-    """Links blocks of one pool."""
+class Renames:
+    """Moves the names of one pool, and links its blocks."""
 
     def __init__(
         self,
@@ -49,6 +51,55 @@ class Links:
         self._truncating = truncating
         self._closes = closes
         self._served = served
+
+    def rename(
+        self,
+        parent: InodeNo,
+        name: bytes,
+        new_parent: InodeNo,
+        new_name: bytes,
+        *,
+        replace: bool,
+        who: Maker = NOBODY,
+        request: int = 0,
+    ) -> InodeNo | None:
+        """Move a name (``Namespace.rename``), or publish the finished draft that lost that name.
+
+        *who* is the calling process, *request* its request's number. Returns the inode that lost
+        its name.
+        """
+        truncating, closes = self._truncating, self._closes
+        renames = (parent, name) != (new_parent, new_name)
+        if replace and renames and truncating.displaced.contended(parent, name):
+            closes.settle()
+            ino = self._namespace.lookup(parent, name)
+            awaited = truncating.is_awaited(ino)
+            finished = truncating.displaced.meant(parent, name, ino, who, awaited=awaited)
+            if finished is not None:
+                replaced = truncating.displaced.restore(
+                    self._namespace, finished, new_parent, new_name, request=request
+                )
+                for changed in ((parent, name), (new_parent, new_name)):
+                    self._pool.kernel.name_vanished(*changed)
+                return replaced
+        if renames and truncating.displaced.fought_over(parent, name):
+            closes.settle()
+            truncating.refuse_unfinished(self._namespace.lookup(parent, name), who)
+        if who == SERVER and renames:
+            closes.settle()
+            self._served.renames(self._namespace.lookup(parent, name))
+        replaced = self._namespace.rename(
+            *(parent, name, new_parent, new_name),
+            replace=replace,
+            who=who,
+            request=request,
+            closes=closes,
+        )
+        if who == SERVER:
+            self._served.renamed(self._namespace.lookup(new_parent, new_name))
+        return replaced
+
+    # ---- link(2) ----
 
     def link(
         self,
