@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from kvfs.machine.held_files import Message
-from mount.supervisor.births import Births, NoServer
+from mount.supervisor.births import Births, NoServer, Upgrades
 from mount.supervisor.last_lines import ServersLog, back_again
 from mount.supervisor.server import (
     Linked,
@@ -27,7 +27,6 @@ from mount.supervisor.server import (
 from mount.supervisor.states import Act, Course, MountEvent, Restarts
 from mount.supervisor.systemd import Holdings, Systemd
 from mount.supervisor.templates import Program, Template
-from mount.supervisor.upgrades import Upgrades
 
 #: A starting server that is silent for this long hangs. Less in an upgrade, while callers wait.
 _SILENT_MAX_S: Final = 15.0

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import State
 from kvfs.core.types import InodeNo, InodeRecord, round_up
-from kvfs.pool.open.open_inodes import OpenInode
-from kvfs.pool.open.served_handles import Shown
+from kvfs.pool.open.open_inodes import OpenInode, Shown
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """The pass that makes published blocks durable, and only then writes their identities.
 
 A batch goes through four steps: it is gathered on the loop, its bytes are waited for in a thread
-(device_sync.py), its identities are written on the loop, and the flush of the next batch makes
-those durable, too. No request waits for any of them, unless it asks to (``DurableGoal``).
+(batch.py), its identities are written on the loop, and the flush of the next batch makes those
+durable, too. No request waits for any of them, unless it asks to (``DurableGoal``).
 """
 
 import errno
@@ -17,8 +17,7 @@ from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import carries_identity
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.publishing import Publishing
-from kvfs.engine.durability.batch import STEP, DurableBatch, OpenBlock
-from kvfs.engine.durability.device_sync import DeviceSync, Done, Synced
+from kvfs.engine.durability.batch import STEP, DeviceSync, Done, DurableBatch, OpenBlock, Synced
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)

@@ -299,7 +299,7 @@ class Verifier:
 
 
 def _gets_no_checksum(identity: Identity) -> bool:
-    """Whether a block has holes and no checksum: it gets none (device_sync.py, final_bytes.py)."""
+    """Whether a block has holes and no checksum: it gets none (batch.py, final_bytes.py)."""
     return identity.flags & (HAS_HOLES | HAS_CRC) == HAS_HOLES
 
 

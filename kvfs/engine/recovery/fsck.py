@@ -17,14 +17,18 @@ from kvfs.engine.recovery.file_claims import node_record
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.fsck_files import FileCheck
 from kvfs.engine.recovery.fsck_rows import FsckReport, RowCheck
-from kvfs.engine.recovery.index_before_use import ALL_ROWS, refuse_unreadable
+from kvfs.engine.recovery.index_before_use import (
+    ALL_ROWS,
+    begin_log,
+    refuse_unreadable,
+    restore_index,
+)
 from kvfs.engine.recovery.rebuild import (
     Progress,
     numbers_lie_behind,
     rebuild_index,
     skip_numbers,
 )
-from kvfs.engine.recovery.restore import begin_log, restore_index
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_place import (

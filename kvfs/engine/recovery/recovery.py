@@ -3,8 +3,8 @@
 Three cases (docs/durability.md). After a clean stop the index is trusted. After an unclean one in
 the same boot the page cache has every commit, and what was left open is finished. After another
 boot, or if the file system was cut off, the unsynced index may be in any state: it goes back to the
-last moment that was logged (restore.py), and is compared with the files (reconcile.py); without a
-log it is rebuilt from them.
+last moment that was logged (index_before_use.py), and is compared with the files (reconcile.py);
+without a log it is rebuilt from them.
 
 A mount that is taken over is another case: the last server was killed, or replaced, and clients
 have files open, and write some of them. The page cache has every commit, the journal what waited
@@ -29,12 +29,14 @@ from kvfs.devices import Device
 from kvfs.engine.recovery.finish_drafts import finish_index
 from kvfs.engine.recovery.index_before_use import (
     INODE_ROWS,
+    Restored,
     compact_index,
+    convert_index,
     refuse_broken,
     refuse_unreadable,
+    restore_index,
 )
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
-from kvfs.engine.recovery.restore import Restored, convert_index, restore_index
 from kvfs.engine.rewrite.awaited_opens import noted_awaited
 from kvfs.pool.open.open_notes import Living, OpenNotes
 from kvfs.storage.extents import Extents
