@@ -67,6 +67,8 @@ class Why(IntEnum):
     #: A second name of a block came, or went with the block or its linker; or the block's record
     #: says so.
     LINKED = 17
+    #: A draft was made. No table needs to know it before it is whole.
+    DRAFTED = 18
 
 
 class Changed(NamedTuple):

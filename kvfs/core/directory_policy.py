@@ -46,11 +46,6 @@ class DirectoryPolicy(NamedTuple):
     #: Seconds without a use after which a block is evicted, space or not; None: never.
     ttl_s: float | None = None
 
-    @property
-    def hides_drafts(self) -> bool:
-        """Whether only its maker can see a draft."""
-        return self.drafts_of_owner or self.only_renamed
-
 
 def check_value(name: bytes, value: bytes) -> None:
     """Raise InvalidRequest unless *value* is allowed for policy *name*."""

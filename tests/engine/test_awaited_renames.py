@@ -69,9 +69,9 @@ def test_close_and_rename_are_one_change(running: Host, heard: Heard) -> None:
     """[life-state] The record is that of a close and a rename one after the other."""
     store = running.store
     ino = closed(store)
-    assert heard.whys == [Why.CREATED]
+    assert heard.whys == [Why.DRAFTED]
     rename(store)
-    assert heard.whys == [Why.CREATED, Why.STORED]
+    assert heard.whys == [Why.DRAFTED, Why.STORED]
     one = store.row(ino)
     assert one.state == State.PUBLISHED
     assert one.size_bytes == len(DATA)

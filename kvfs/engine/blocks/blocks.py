@@ -10,6 +10,7 @@ import os
 import stat
 from typing import Final
 
+from kvfs.core.changed import Why
 from kvfs.core.errors import Damaged, DeadInode, InvalidRequest, IsADirectory, ReadOnly, TooLarge
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import SETTLED, UNFINISHED
@@ -91,7 +92,7 @@ class Blocks:
         # Atomic: no checkpoint from here until the draft is in the table of open inodes.
         try:
             with TreeChange(pool, now_ns, begun=extent.ino, lasting=False) as change:
-                change.link(extent.ino, record)
+                change.link(extent.ino, record, why=Why.DRAFTED)
                 change.does(request, extent.ino)
         except BaseException:
             pool.open.ready.put_back(extent)

@@ -320,9 +320,10 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
     is_directory = stat.S_ISDIR(record.mode)
     if not is_directory and record.state not in UNFINISHED:
         return
-    left, inherited = (pool.rules.policies.of(above) for above in (before.parent, record.parent))
-    if pool.settings.policies or left.hides_drafts != inherited.hides_drafts:
+    policies, above, now_above = pool.rules.policies, before.parent, record.parent
+    if pool.settings.policies or policies.hide_drafts(above) != policies.hide_drafts(now_above):
         show_drafts_anew(pool)
+    left, inherited = policies.of(above), policies.of(now_above)
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
     if is_directory and (pool.settings.policies or ranks_differ):
         room.rank_anew()

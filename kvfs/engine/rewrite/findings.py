@@ -44,8 +44,7 @@ class LockFiles:
         """Whether it may be a lock file: not if each writer renames, or sees, only its own."""
         if is_temporary(record.name):
             return False
-        policy = self._policies.of(record.parent)
-        return not (policy.only_renamed or policy.hides_drafts)
+        return not self._policies.hide_drafts(record.parent)
 
     def found(self, opened: OpenInode, record: InodeRecord) -> Found:
         """Return what an O_TRUNC of *opened*, which others have open, finds."""

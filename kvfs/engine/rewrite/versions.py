@@ -402,7 +402,7 @@ class Visibility:
         """Whether only its maker may see the draft *record*, by its state or its directory."""
         if record.state == State.UNRENAMED:
             return True
-        return self._policies.of(record.parent).hides_drafts
+        return self._policies.hide_drafts(record.parent)
 
     def trusts_name(self, record: InodeRecord, *, just_created: bool) -> bool:
         """Whether the kernel may cache the name; a draft's name can be taken by another writer.

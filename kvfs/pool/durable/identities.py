@@ -85,8 +85,6 @@ class Identities:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             return
-        if why is Why.CREATED and not (changed.gained or carries_identity(record)):
-            return  # a draft: its close brings the identity
         attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
         # Who finds the new identity takes the attributes beside it for right, the sweep, too.
         may_lack = self.attributes.may_lack(ino) and record.state != State.ALIAS

@@ -137,7 +137,7 @@ class _Made:
 class Leases:
     """The leases and orphans of one pool."""
 
-    follows: Final = frozenset(Why) - {Why.CREATED}
+    follows: Final = frozenset(Why) - {Why.CREATED, Why.DRAFTED}
 
     def __init__(
         self,

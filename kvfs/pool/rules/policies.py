@@ -95,6 +95,11 @@ class Policies:
                 self._cached[directory] = policy
         return policy
 
+    def hide_drafts(self, directory: InodeNo) -> bool:
+        """Whether only its maker can see a draft in *directory*."""
+        policy = self.of(directory)
+        return policy.drafts_of_owner or policy.only_renamed
+
     def clear(self) -> None:
         """Clear the cache, because a policy was set, or a directory moved."""
         self._cached.clear()

@@ -177,7 +177,7 @@ class Pins:
 class Ranks:
     """Gives each block its rank in the heat."""
 
-    follows: Final = frozenset(Why) - {Why.CREATED, Why.SET}
+    follows: Final = frozenset(Why) - {Why.CREATED, Why.DRAFTED, Why.SET}
 
     def __init__(
         self,
