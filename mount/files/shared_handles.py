@@ -11,10 +11,10 @@ from typing import Final
 
 from kvfs.core.lifecycle import FINAL, State
 from kvfs.core.records import inode_key
+from kvfs.core.reuse import NOT_FOLLOWED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.pool.figures.cache_figures import CacheFigures
-from kvfs.pool.figures.looks import NOT_FOLLOWED
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from mount.files.handles import Handle, Handles

@@ -15,10 +15,11 @@ from typing import Any, Final
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.core.reuse import NOT_FOLLOWED, ReuseWatch
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.figures.events import Events, Kind
-from kvfs.pool.figures.looks import A_TICK, NOT_FOLLOWED, Looks, ReuseWatch
+from kvfs.pool.figures.looks import A_TICK, Looks
 from kvfs.pool.space.space import Space
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
