@@ -43,7 +43,6 @@ from kvfs.core.records import (
 )
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.storage.index_copy import HeldIndex
 from kvfs.storage.index_transaction import (
     ABSENT,
     Deed,
@@ -65,6 +64,7 @@ from kvfs.storage.lmdb_file import (
     raise_index_error,
     rows_bytes,
 )
+from kvfs.storage.row_log import HeldIndex
 from kvfs.storage.syscalls import Syscalls
 
 _DEFAULTS: Final = Settings()

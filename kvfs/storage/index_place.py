@@ -1,7 +1,7 @@
 """Where the index of a pool is while it is served: in memory, or in the pool itself.
 
 In memory it is a directory on a tmpfs, which outlives the server and its supervisor, but no reboot;
-RUN names it. The device has copies of it and the rows logged since (index_copy.py, row_log.py).
+RUN names it. The device has copies of it and the rows logged since (row_log.py).
 A server that is killed leaves it there, and a clean stop removes it.
 
 In the pool a new index is complete and durable before the old one is touched. Then ``index``

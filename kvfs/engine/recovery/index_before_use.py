@@ -40,7 +40,6 @@ from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
-from kvfs.storage.index_copy import HeldIndex, found_copies, load_copy, write_copy
 from kvfs.storage.index_pages import refuse_broken_pages
 from kvfs.storage.index_place import IndexPlace, pool_index, remove_index
 from kvfs.storage.index_transaction import Rows
@@ -52,7 +51,15 @@ from kvfs.storage.lmdb_file import (
     rows_bytes,
     verify_data_file,
 )
-from kvfs.storage.row_log import forget_log, logged_batches, open_log
+from kvfs.storage.row_log import (
+    HeldIndex,
+    forget_log,
+    found_copies,
+    load_copy,
+    logged_batches,
+    open_log,
+    write_copy,
+)
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)

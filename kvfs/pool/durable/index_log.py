@@ -18,17 +18,19 @@ from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.storage.background import Aside
 from kvfs.storage.index import Index
-from kvfs.storage.index_copy import HeldIndex, found_copies, write_copy
 from kvfs.storage.index_place import IndexAt
 from kvfs.storage.index_transaction import Rows, UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.row_log import (
+    HeldIndex,
     LogFile,
     forget_log,
+    found_copies,
     log_bytes,
     log_files,
     open_log,
     remove_log_files,
+    write_copy,
 )
 from kvfs.storage.syscalls import Syscalls
 
