@@ -42,10 +42,9 @@ from kvfs.storage.heat import Heat
 from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
 from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.outliving import Outliving
+from kvfs.storage.outliving import Outliving, UndurableTable
 from kvfs.storage.run_state import PoolRun
 from kvfs.storage.syscalls import Syscalls
-from kvfs.storage.undurable_table import UndurableTable
 
 
 class Pool:

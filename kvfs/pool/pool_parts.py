@@ -25,8 +25,8 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import StrayFiles
+from kvfs.storage.outliving import UndurableTable
 from kvfs.storage.syscalls import Syscalls
-from kvfs.storage.undurable_table import UndurableTable
 
 
 @dataclass(frozen=True)

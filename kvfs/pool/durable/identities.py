@@ -22,7 +22,7 @@ from kvfs.pool.durable.not_durable import Change as AttributeChange
 from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
-from kvfs.storage.undurable_table import Lacks, UndurableTable
+from kvfs.storage.outliving import Lacks, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 

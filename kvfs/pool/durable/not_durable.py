@@ -1,7 +1,7 @@
 """What the device may not have yet: published blocks, and attributes; oldest first.
 
 *Blocks.* A power loss would lose them. The durability pass (engine/durability/) makes their bytes
-durable, and only then writes their identity. Each is also in shared memory (undurable_table.py), so
+durable, and only then writes their identity. Each is also in shared memory (outliving.py), so
 that the list, with its ages, outlives a server. The list may be incomplete: it is bounded, and
 shared memory is lost if the supervisor dies with its server. Then a search of the index completes
 it, and a sync of everything waits for that search first (``gaps``). All other blocks have their
@@ -24,7 +24,7 @@ from kvfs.core.records import AttributeRecord
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.undurable_table import Lacks, UndurableRow, UndurableTable
+from kvfs.storage.outliving import Lacks, UndurableRow, UndurableTable
 
 _log: Final = logging.getLogger(__name__)
 #: Larger records block: XFS writes values that fill most of a block apart, and waits for that.
