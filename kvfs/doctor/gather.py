@@ -29,9 +29,14 @@ from kvfs.doctor.facts import (
 )
 from kvfs.doctor.gather_connectors import limits_of_file
 from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
-from kvfs.machine.hardware import available_memory_bytes, halt_poll_ns, round_trip_us
+from kvfs.machine.hardware import (
+    MAX_REQUEST_TIMEOUT,
+    available_memory_bytes,
+    halt_poll_ns,
+    round_trip_us,
+    sysctl,
+)
 from kvfs.machine.mount_table import FS_TYPE, Mount, mount_at, mount_of, resolve_mountpoint
-from kvfs.machine.sysctls import MAX_REQUEST_TIMEOUT, sysctl
 
 
 def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> Facts:

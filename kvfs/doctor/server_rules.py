@@ -11,7 +11,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts, Limits
 from kvfs.doctor.finding import Finding, Severity
-from kvfs.machine.sysctls import MAX_REQUEST_TIMEOUT
+from kvfs.machine.hardware import MAX_REQUEST_TIMEOUT
 
 #: Enough for recently opened blocks (backing_ids_max), ready extents and open blocks.
 _OPEN_FILES_LOW: Final = 65_536

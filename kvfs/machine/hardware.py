@@ -1,4 +1,4 @@
-"""What the machine offers: memory, how fast one CPU wakes another, and how worn its drives are.
+"""What the machine offers: memory, kernel settings, how fast one CPU wakes another, worn drives.
 
 ``/sys/dev/block`` shows which device lies on which: a partition on its drive, md and dm on others,
 a loop device on a file. smartctl(8) reports the wear of NVMe and SATA drives. It may hang on a
@@ -20,6 +20,12 @@ _HALT_POLL_PATH: Final = "/sys/module/haltpoll/parameters/guest_halt_poll_ns"
 _TRIPS: Final = 400
 #: Trips that are not counted, because the other program is still starting.
 _UNCOUNTED: Final = 50
+_SYSCTL: Final = "/proc/sys"
+#: For how long a request to a FUSE server may take, in s (0: no limit); since Linux 6.15. Over it
+#: the kernel aborts the whole connection (fuse_check_timeout in fs/fuse/dev.c). The first holds if
+#: the server names none at INIT, the second for all (init_server_timeout in fs/fuse/inode.c).
+DEFAULT_REQUEST_TIMEOUT: Final = "fs.fuse.default_request_timeout"
+MAX_REQUEST_TIMEOUT: Final = "fs.fuse.max_request_timeout"
 
 
 def round_trip_us() -> float | None:
@@ -171,3 +177,12 @@ def left_of(told: Any) -> float | None:  # noqa: ANN401
         ]
         return min(worn, default=None)
     return None
+
+
+def sysctl(name: str) -> int | None:
+    """Return the number in setting *name*, such as vm.dirty_ratio; None: this kernel has none."""
+    try:
+        with open(f"{_SYSCTL}/{name.replace('.', '/')}", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

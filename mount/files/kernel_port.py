@@ -17,8 +17,8 @@ from kvfs.core.types import BackingId, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
+from kvfs.machine.hardware import DEFAULT_REQUEST_TIMEOUT, sysctl
 from kvfs.machine.mount_table import FUSE_DEVICE
-from kvfs.machine.sysctls import DEFAULT_REQUEST_TIMEOUT, sysctl
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Kernel
 from mount.files.data_path import (

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.machine.sysctls import DEFAULT_REQUEST_TIMEOUT, sysctl
+from kvfs.machine.hardware import DEFAULT_REQUEST_TIMEOUT, sysctl
 from tests.support.devices.failing_drive import served_file
 from tests.support.mounts.mounting import Mounted, own_tmpfs, skip_without_mounts, workplace
 
