@@ -49,6 +49,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
         "together": "units (evict=together)",
+        "held_by": "held by models",
         "open_bytes": "open",
         "old_version_bytes": "old versions that are read",
         "open_by": "open by",

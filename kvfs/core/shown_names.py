@@ -99,6 +99,9 @@ def names_in(status: Mapping[str, Any]) -> set[str]:
     for key in ("directories", "models"):
         if isinstance(cache, Mapping) and isinstance(cache.get(key), Mapping):
             found.update(cache[key])
+    held_by = status.get("held_by")
+    if isinstance(held_by, Mapping):
+        found.update(str(holder).partition(" ")[2] for holder in held_by)
     largest = status.get("largest_unevictable")
     if isinstance(largest, Mapping):
         found.update(str(largest.get("directory", "")).split("/"))

@@ -18,6 +18,8 @@ NO_BACKING_ID: Final = BackingId(0)
 ROOT_INODE: Final = InodeNo(1)
 #: Numbers below are reserved: 1 is the root, 1 to 3 are readdir cookies of no child.
 FIRST_INODE: Final = InodeNo(16)
+#: No inode has a higher number.
+LAST_INODE: Final = InodeNo((1 << 64) - 1)
 #: No inode has this number or a higher one. So an inode number read from a device still fits into
 #: 64 bits after kvfs has added the numbers that it skips.
 INODE_END: Final = InodeNo(1 << 63)

@@ -304,6 +304,7 @@ class Store:
             "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "together": unit_figures(self.pool, self.reclaim.units),
+            "held_by": self.pool.figures.held.shown(),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),

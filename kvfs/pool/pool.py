@@ -263,7 +263,7 @@ class Pool:
             rules.units,
             rules.pins,
             rules.leases,
-            self.figures,
+            *(self.figures, self.figures.held),
             rules.ranks,
             self.durable.identities,
             *(self.open.ready, self.space.node_shares, self.departures),

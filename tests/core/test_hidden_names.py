@@ -11,6 +11,7 @@ BLOCK = f"meta-llama-SEP-Llama-3.1-8B@0x02000002@0a@{HASH}.data"
 STATUS = {
     "cache": {"directories": {"tenant-a": {}}, "models": {"Llama-3.1-8B": {}}, "hits": 1},
     "largest_unevictable": {"directory": "secret/project", "bytes": 1},
+    "held_by": {"vllm org_gemma_0123456789ab": {"blocks": 1, "bytes": 1}, "/unknown": {}},
 }
 
 
@@ -31,11 +32,12 @@ def hidden() -> HiddenNames:
         "path=/mnt/kv/tenant-b/x.tmp,rw",
         'the directory "tenant-a" of model Llama-3.1-8B has a hit rate of 3 %',
         '"directory": "secret/project"',
+        '"held_by": {"vllm org_gemma_0123456789ab": {"blocks": 1}}',
     ],
 )
 def test_no_name_is_left(hidden: HiddenNames, text: str) -> None:
     told = hidden.in_text(text)
-    for name in ("tenant", "llama", "Llama", HASH, "it's", "secret", "project"):
+    for name in ("tenant", "llama", "Llama", HASH, "it's", "secret", "project", "gemma"):
         assert name not in told
     assert re.search(r"name-[0-9a-f]{10}", told)
 

@@ -41,6 +41,7 @@ class Known(NamedTuple):
     pinned_bytes: int
     charged_bytes: list[int]
     recorded_bytes: int
+    held_by: dict[str, dict[str, int]]
 
 
 def known(store: Driven) -> Known:
@@ -55,6 +56,7 @@ def known(store: Driven) -> Known:
         store.pinned_bytes,
         [store.node_bytes(uid) for uid in (USER, OTHER)],
         store.space.recorded_bytes,
+        store.held_by(),
     )
 
 

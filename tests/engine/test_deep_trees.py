@@ -3,7 +3,8 @@
 import pytest
 
 from kvfs.core.types import InodeNo
-from kvfs.pool.figures.cache_figures import DEPTH_MAX, OTHERS, Tallies
+from kvfs.pool.figures.cache_figures import Tallies
+from kvfs.pool.figures.held_by_model import DEPTH_MAX, OTHERS, Folders
 from kvfs.pool.figures.looks import A_TICK, RENAME_LOOK_S, Looks
 from kvfs.pool.rules.policies import Policies
 from tests.support.store.deep_index import DeepIndex
@@ -14,7 +15,7 @@ LEVELS = 1000
 def test_a_tally_is_found_in_a_few_steps() -> None:
     """What lies deeper than that counts with all others."""
     index = DeepIndex()
-    tallies = Tallies(index, names_max=64)
+    tallies = Tallies(index, Folders(index), names_max=64)
     for ino in range(LEVELS, 2 * LEVELS, 2):
         tallies.of(InodeNo(ino), b"name").misses += 1
     assert index.reads <= LEVELS // 2 * DEPTH_MAX

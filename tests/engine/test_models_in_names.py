@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.pool.figures.cache_figures import model_of
+from kvfs.core.model_names import model_of
 
 HASH = "0123456789abcdef" * 4
 

@@ -1,7 +1,8 @@
 """One scan of the index after a start, a step at a time, which fills all tables in memory.
 
-These are the pins, the users' shares of what is never evicted, the leases and the heat. For the
-heat the inodes are scanned again when the policy of a directory changes. Until the scan is done a
+These are the pins, the users' shares of what is never evicted, what each model holds, the leases
+and the heat. The inodes are scanned again for the heat when the policy of a directory changes, and
+for the models when one that tells a model is moved. Until the scan is done a
 table may lack a row. So eviction never trusts a table alone: the index still says LEASED, and the
 policy is looked up again.
 """
@@ -24,13 +25,11 @@ from kvfs.core.records import (
     parse_xattr_key,
     unseal,
 )
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import LAST_INODE, InodeNo, InodeRecord
 from kvfs.pool.pool import Pool
 
 #: Rows in one step, some 5 us each; a step runs between two requests.
 _STEP: Final = 64
-#: No inode has a higher number.
-_LAST: Final = InodeNo((1 << 64) - 1)
 
 #: Does a step; returns False if nothing was left to do.
 _Stage = Callable[[], bool]
@@ -48,6 +47,7 @@ class StartScan:
         self._counts: deque[Iterator[None]] = deque()
         self._stages: deque[_Stage] = deque()
         self._again = False
+        pool.figures.held.begin(pool.numbers.first)
         self._begin(self._find_attributes, self._find_inodes, self._drop_unknown, self._count_pins)
 
     @property
@@ -73,9 +73,13 @@ class StartScan:
             self._stages.append(self._count_pins)
         elif self._counts:
             self._begin(self._count_pins)
+        if pool.figures.held.outdated:
+            self.rank_anew()
 
     def _begin(self, *stages: _Stage) -> None:
         self._again = False
+        if self._pool.figures.held.outdated:
+            self._pool.figures.held.begin()
         self._stages.extend(stages)
         #: The last key that was read, and the next row of the heat.
         self._after, self._row = b"", 0
@@ -126,20 +130,26 @@ class StartScan:
                     elif name == TTL:
                         pool.rules.policies.note_ttl(value)
             self._after = key
-        pool.space.node_shares.reach_attributes(parse_xattr_key(self._after)[0] if rows else _LAST)
+        pool.space.node_shares.reach_attributes(
+            parse_xattr_key(self._after)[0] if rows else LAST_INODE
+        )
         return bool(rows)
 
     def _find_inodes(self) -> bool:
         """Pass some inodes to all listeners; a read-only mount has no heat."""
         rank = () if self._pool.settings.read_only else (self._rank,)
-        if self._each_inode(self._share, self._lease, *rank):
+        if self._each_inode(self._share, self._lease, self._pool.figures.held.find, *rank):
             return True
-        self._pool.space.node_shares.reach(_LAST)
+        self._pool.space.node_shares.reach(LAST_INODE)
+        self._pool.figures.held.end()
         return False
 
     def _rank_inodes(self) -> bool:
-        """Pass some inodes to the heat."""
-        return self._each_inode(self._rank)
+        """Pass some inodes to the heat, and to the figures by model if these begin anew."""
+        if self._each_inode(self._rank, self._pool.figures.held.find):
+            return True
+        self._pool.figures.held.end()
+        return False
 
     def _each_inode(self, *listeners: _Listener) -> bool:
         rows = self._rows(INODE_PREFIX)

@@ -325,7 +325,7 @@ def follow(pool: Pool, room: Room, former_names: Recent[InodeNo, Place], move: M
         show_drafts_anew(pool)
     left, inherited = policies.of(above), policies.of(now_above)
     ranks_differ = (left.evict, left.pin) != (inherited.evict, inherited.pin)
-    if is_directory and (pool.settings.policies or ranks_differ):
+    if is_directory and (pool.settings.policies or ranks_differ or pool.figures.held.outdated):
         room.rank_anew()
 
 

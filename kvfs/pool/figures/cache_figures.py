@@ -15,10 +15,12 @@ from typing import Any, Final
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
+from kvfs.core.model_names import model_of
 from kvfs.core.reuse import NOT_FOLLOWED, ReuseWatch
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.figures.events import Events, Kind
+from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel
 from kvfs.pool.figures.looks import A_TICK, Looks
 from kvfs.pool.space.space import Space
 from kvfs.storage.heat import Heat
@@ -28,19 +30,9 @@ from kvfs.storage.index import Index
 _STORED_FROM: Final = UNFINISHED | {State.RENAMED, State.REWRITE}
 #: In these states a block is not stored yet: the rename that follows stores it.
 _NOT_FINAL: Final = frozenset({State.UNRENAMED, State.ORPHAN})
-#: Digits of the hash that a name of SGLang's begins with.
-_SGLANG_HASH: Final = 64
-_UNDERSCORE: Final = ord("_")
-#: Stands for directories or models beyond the limit. No real name has a slash.
-OTHERS: Final = "/others"
 #: Stands for files in the root directory itself.
 ROOT_ITSELF: Final = "/"
 _OTHERS_NAME: Final = OTHERS.encode()
-#: Directories whose first-level directory is remembered; for others it is looked up again.
-_KNOWN_MAX: Final = 4096
-#: Most levels to go up to find it, each a read of an index row. Deeper directories count with all
-#: others: no connector has so many levels.
-DEPTH_MAX: Final = 32
 
 
 class Tally:
@@ -89,38 +81,20 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
     return total
 
 
-def model_of(name: bytes) -> bytes:
-    """Return the model in a block's *name*; b"" if the connector does not put it there.
-
-    LMCache: ``MODEL@WORLD@RANK@HASH@DTYPE.pt`` and ``MODEL@RANK@GROUP@HASH.data``. SGLang:
-    ``HASH_MODEL_RANK_RANKS.bin``, and of models that all ranks share ``HASH_MODEL.bin``.
-    """
-    parts = name.split(b"@", 3)
-    if len(parts) == 4:
-        return parts[0]
-    if len(name) <= _SGLANG_HASH or name[_SGLANG_HASH] != _UNDERSCORE or name[-4:] != b".bin":
-        return b""
-    model, *ranks = name[_SGLANG_HASH + 1 : -4].rsplit(b"_", 2)
-    return (
-        model if len(ranks) == 2 and all(map(bytes.isdigit, ranks)) else b"_".join([model, *ranks])
-    )
-
-
 class Tallies:
     """The tallies of one pool, of up to *names_max* directories and models; the rest share one."""
 
-    def __init__(self, index: Index, names_max: int) -> None:
+    def __init__(self, index: Index, folders: Folders, names_max: int) -> None:
         self._index: Final = index
+        self._folders: Final = folders
         self._names_max: Final = names_max
         self._tallies: dict[tuple[InodeNo, bytes], Tally] = {}
         self._tops: set[InodeNo] = set()
         self._models: set[bytes] = set()
-        #: The tally that was returned last, and for what.
+        #: The tally that was returned last, and for which directory and model in the name.
         self._last_parent = NO_INODE
         self._last_model = b""
         self._last = Tally()
-        #: The first-level directory above a directory.
-        self._known: dict[InodeNo, InodeNo] = {}
 
     def of(self, parent: InodeNo, name: bytes) -> Tally:
         """Return the tally that counts *name* in directory *parent*."""
@@ -128,18 +102,16 @@ class Tallies:
         # Most names have the same directory and model as the one before.
         if parent == self._last_parent and model == self._last_model:
             return self._last
-        top = self._known.get(parent)
-        if top is None:
-            top = self._find_top(parent)
-        tally = self._tallies.get((top, model))
+        top, folder_model = self._folders.above(parent)
+        tally = self._tallies.get((top, model or folder_model))
         if tally is None:
-            tally = self._enter(top, model)
+            tally = self._enter(top, model or folder_model)
         self._last_parent, self._last_model, self._last = parent, model, tally
         return tally
 
     def tree_changed(self) -> None:
         """A directory moved: what is opened below it from now on counts where it is now."""
-        self._known.clear()
+        self._folders.tree_changed()
         self._forget_last()
 
     def _forget_last(self) -> None:
@@ -164,27 +136,6 @@ class Tallies:
             if model:
                 found.setdefault(model.decode(errors="backslashreplace"), Tally()).add(tally)
         return found
-
-    def _find_top(self, directory: InodeNo) -> InodeNo:
-        """Return the first-level directory that *directory* is or lies in; the root for itself.
-
-        ``NO_INODE`` if a directory on the way cannot be read, or if it is deeper than DEPTH_MAX.
-        """
-        at = top = directory
-        found: InodeNo | None = None
-        for _ in range(DEPTH_MAX):
-            if at == ROOT_INODE or (found := self._known.get(at)) is not None:
-                break
-            record = self._index.inode_or_miss(at)
-            if record is None:
-                return NO_INODE
-            top, at = at, record.parent
-        else:
-            top = NO_INODE
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known[directory] = top = top if found is None else found
-        return top
 
     def _enter(self, top: InodeNo, model: bytes) -> Tally:
         """Return a new tally, or that of all others if there are too many names."""
@@ -241,7 +192,9 @@ class CacheFigures:
         self._monotonic_s: Final = monotonic_s
         self._clock_ns: Final = clock_ns
         self._started_s: Final = monotonic_s()
-        self.tallies: Final = Tallies(index, settings.cache_directories_max)
+        folders, names_max = Folders(index), settings.cache_directories_max
+        self.tallies: Final = Tallies(index, folders, names_max)
+        self.held: Final = HeldByModel(folders, names_max)
         self.reuse: Final = ReuseWatch(space.capacity_bytes)
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: The times from CREATE until a block is stored.

@@ -132,6 +132,8 @@ _SPACE: Final = (
     _gauge("pinned_bytes", "pinned_bytes", "Pinned, or under evict=never"),
     _gauge("units", "together.units", "Directories under evict=together"),
     _gauge("unit_bytes", "together.bytes", "What the first of them hold"),
+    _gauge("held_blocks", "held_by.*.blocks", "Blocks of this program and model", "holder"),
+    _gauge("held_bytes", "held_by.*.bytes", "What they hold", "holder"),
     _gauge("open_bytes", "open_bytes", "Files that are open"),
     _gauge("opener_bytes", "open_by.*.bytes", "Of them, by who has them open", "opener"),
     _gauge("largest_lease_holder_bytes", "largest_lease_holder.bytes", "Most leases of a process"),

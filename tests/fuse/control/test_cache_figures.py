@@ -204,6 +204,21 @@ def test_status_shows_a_line_for_each_directory(mount: Mounted, kv: Path) -> Non
     assert any(line[:3] == ["model", "100.0", "%"] for line in lines)
 
 
+def test_status_shows_what_each_model_holds(mount: Mounted, kv: Path) -> None:
+    folder = kv / "gemma_0123456789ab_r0" / "123" / "45_g0"
+    folder.mkdir(parents=True)
+    CacheClient(folder).store("0.bin")
+    CacheClient(kv).store("llama@1@0@hash.data")
+    told = mount.status()
+    held = {"blocks": 1, "bytes": 4096}
+    assert told["held_by"]["vllm gemma_0123456789ab"] == held
+    assert told["held_by"]["lmcache llama"] == held
+    assert told["cache"]["models"]["gemma_0123456789ab"]["stored_blocks"] == 1
+    assert sum(row["blocks"] for row in told["held_by"].values()) == told["blocks"]
+    printed = run_kvfs("status", str(mount.path)).stdout
+    assert "vllm gemma_0123456789ab: blocks 1, 4 KiB" in printed
+
+
 def test_the_curve_tells_a_pool_that_is_too_small() -> None:
     """A loop over twice as many blocks as fit has no hit, and would have nearly all at 4 times."""
     with mounted_with({}, "--capacity=8M") as mount:

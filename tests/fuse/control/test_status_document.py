@@ -27,6 +27,7 @@ ANY_KEY: Final = {
     "cache.evicted": "REASON",
     "cache.directories": "NAME",
     "cache.models": "MODEL",
+    "held_by": "HOLDER",
 }
 OF_PASSTHROUGH: Final = {"backing_ids_open", "backing_ids_cached"}
 OF_A_LOST_DEVICE: Final = {"device_lost"}

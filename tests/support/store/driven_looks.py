@@ -60,6 +60,7 @@ class Looks:
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
     node_bytes = At(lambda engine: engine.pool.space.node_shares.held_bytes)
+    held_by = At(lambda engine: engine.pool.figures.held.shown)
     usual_bytes = At(lambda engine: engine.pool.open.ready.forecast.usual_bytes)
 
     @property

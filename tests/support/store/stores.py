@@ -361,6 +361,12 @@ def assert_exact(host: Host) -> None:
     there = blocks.keys() | store.nameless() | store.removed_lately()
     held_bytes = {ino: host.allocated_bytes(ino) for ino in there}
     store.assert_counted(held_bytes)
+    if store.scanned:
+        held = store.held_by().values()
+        assert sum(row["blocks"] for row in held) == len(blocks)
+        assert sum(row["bytes"] for row in held) == sum(
+            record.allocated_bytes for record in blocks.values()
+        )
     for ino, record in blocks.items():
         if ino not in store.open_inos or not store.opened(ino).writers:
             assert record.allocated_bytes == held_bytes[ino], f"{ino:#x}"

@@ -1,0 +1,183 @@
+"""How much each program and model holds now, as names tell it; and the directories above a block.
+
+What was there before the start is counted by the scan of the index, in the order of inode numbers.
+Until it has reached one of those, changes of it count for nothing. So the figures are exact once
+the scan is done, and need no memory for a block.
+"""
+
+from stat import S_ISDIR, S_ISREG
+from typing import Any, Final, NamedTuple
+
+from kvfs.core.changed import Changed, Why
+from kvfs.core.model_names import FOLDERS, holder_of, model_of, model_of_folder
+from kvfs.core.types import LAST_INODE, NO_INODE, ROOT_INODE, InodeNo, InodeRecord
+from kvfs.storage.index import Index
+
+#: Stands for directories or models beyond the limit. No real name has a slash.
+OTHERS: Final = "/others"
+#: Stands for blocks whose names tell no model.
+UNKNOWN: Final = "/unknown"
+#: Directories of which is remembered what lies above; for others it is looked up again.
+_KNOWN_MAX: Final = 4096
+#: Most levels to go up to the first one, each a read of an index row. Deeper directories count
+#: with all others: no connector has so many levels.
+DEPTH_MAX: Final = 32
+_NO_INODE_YET: Final = InodeNo(0)
+
+
+class Above(NamedTuple):
+    """What lies above the files of one directory.
+
+    ``top`` is the first-level directory that it is or lies in: the root for itself, ``NO_INODE`` if
+    that cannot be read or is farther up than DEPTH_MAX. ``model`` is what the nearest of FOLDERS
+    directories tells, b"" if none does.
+    """
+
+    top: InodeNo
+    model: bytes
+
+
+class Folders:
+    """What lies above the files of each directory."""
+
+    def __init__(self, index: Index) -> None:
+        self._index: Final = index
+        self._known: dict[InodeNo, Above] = {}
+
+    def above(self, directory: InodeNo) -> Above:
+        """Return what lies above the files of *directory*."""
+        found = self._known.get(directory)
+        if found is None:
+            found = Above(self._find_top(directory), self._find_model(directory))
+            if found.top != NO_INODE or self._index.inode_or_miss(directory) is not None:
+                if len(self._known) >= _KNOWN_MAX:
+                    self._known.clear()
+                self._known[directory] = found
+        return found
+
+    def tree_changed(self) -> None:
+        """A directory moved."""
+        self._known.clear()
+
+    def _find_top(self, directory: InodeNo) -> InodeNo:
+        at = top = directory
+        for _ in range(DEPTH_MAX):
+            if at == ROOT_INODE:
+                return top
+            if (known := self._known.get(at)) is not None:
+                return known.top
+            record = self._index.inode_or_miss(at)
+            if record is None:
+                return NO_INODE
+            top, at = at, record.parent
+        return NO_INODE
+
+    def _find_model(self, directory: InodeNo) -> bytes:
+        for _ in range(FOLDERS):
+            record = None if directory == ROOT_INODE else self._index.inode_or_miss(directory)
+            if record is None:
+                break
+            if model := model_of_folder(record.name):
+                return model
+            directory = record.parent
+        return b""
+
+
+class _Row:
+    """What one program and model holds."""
+
+    __slots__ = ("blocks", "held_bytes")
+
+    def __init__(self) -> None:
+        self.blocks = self.held_bytes = 0
+
+
+class HeldByModel:
+    """Blocks and bytes by program and model: of up to *names_max*; the rest share one row."""
+
+    follows: Final = frozenset(Why) - {Why.SET, Why.ATTRIBUTED, Why.FOUND}
+
+    def __init__(self, folders: Folders, names_max: int) -> None:
+        self._folders: Final = folders
+        self._names_max: Final = names_max
+        #: Whether a directory that tells a model was moved: the blocks below it count anew.
+        self.outdated = False
+        self._last_told = (NO_INODE, b"", False)
+        self._last = _Row()
+        self.begin()
+
+    # ---- the scan ----
+
+    def begin(self, first: InodeNo = LAST_INODE) -> None:
+        """Begin to count: a scan finds all inodes below *first*, and later ones come with it."""
+        self.outdated = False
+        self._first = first
+        #: Inodes up to this one are counted.
+        self._reached = _NO_INODE_YET
+        self._rows: dict[str, _Row] = {UNKNOWN: _Row(), OTHERS: _Row()}
+        self._forget_last()
+
+    def find(self, ino: InodeNo, record: InodeRecord) -> None:
+        """The scan has come to *ino*."""
+        if self._reached < ino < self._first:
+            self._reached = ino
+            if S_ISREG(record.mode):
+                self._count(record, 1, record.allocated_bytes)
+
+    def end(self) -> None:
+        """The scan has found all: from now on every change counts."""
+        self._reached = LAST_INODE
+
+    # ---- what changes ----
+
+    def follow(self, changed: Changed) -> None:
+        """Count what came and went."""
+        before, after = changed.before, changed.after
+        record = before if after is None else after
+        if record is None:
+            return
+        if S_ISDIR(record.mode):
+            self._note_moved(before, after)
+        elif S_ISREG(record.mode) and (changed.ino <= self._reached or changed.ino >= self._first):
+            if before is not None:
+                self._count(before, -1, -before.allocated_bytes)
+            if after is not None:
+                self._count(after, 1, after.allocated_bytes)
+
+    def _note_moved(self, before: InodeRecord | None, after: InodeRecord | None) -> None:
+        if before is None or after is None:  # a directory that comes or goes is empty
+            return
+        if (before.parent, before.name) == (after.parent, after.name):
+            return
+        self._folders.tree_changed()
+        self._forget_last()
+        told = model_of_folder(before.name), self._folders.above(before.parent).model
+        tells = model_of_folder(after.name), self._folders.above(after.parent).model
+        self.outdated = self.outdated or told != tells
+
+    def _count(self, record: InodeRecord, blocks: int, held_bytes: int) -> None:
+        # Most names have the same directory, model and program as the one before.
+        told = record.parent, model_of(record.name), b"@" in record.name
+        if told != self._last_told:
+            self._last_told, self._last = told, self._row_of(record.parent, record.name)
+        self._last.blocks += blocks
+        self._last.held_bytes += held_bytes
+
+    def _row_of(self, parent: InodeNo, name: bytes) -> _Row:
+        holder = holder_of(name, self._folders.above(parent).model) or UNKNOWN
+        # No row is dropped while it is counted: what is in the shared one now must leave it later.
+        if holder not in self._rows and len(self._rows) >= self._names_max + 2:
+            holder = OTHERS
+        return self._rows.setdefault(holder, _Row())
+
+    def _forget_last(self) -> None:
+        self._last_told, self._last = (NO_INODE, b"", False), _Row()
+
+    def shown(self) -> dict[str, Any]:
+        """Return blocks and bytes by program and model for `kvfs status`, the largest first."""
+        rows = sorted(self._rows.items(), key=lambda row: (-row[1].held_bytes, row[0]))
+        return {
+            holder: {"blocks": row.blocks, "bytes": row.held_bytes}
+            for holder, row in rows
+            if row.blocks > 0
+        }
