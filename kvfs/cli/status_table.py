@@ -134,6 +134,8 @@ def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
             yield _lines("Cache", cache_rows(cache), width)
             if cache.get("curve"):
                 yield curve_lines(cache, width)
+            if cache.get("tier_behind", {}).get("daily_bytes"):
+                yield behind_lines(cache["tier_behind"], width)
             yield from tally_tables(cache, width)
         figures = {name: told.pop(name) for name in labels if name in told}
         if heading == "Trouble":
@@ -227,6 +229,26 @@ def curve_lines(cache: Mapping[str, Any], width: int) -> Iterator[str]:
         for point in cache["curve"]
     ]
     yield from table_lines((*[Column(right=True)] * 3, Column()), rows, width)
+
+
+def behind_lines(behind: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yield what a tier behind this one would add: a line for each time that it keeps blocks."""
+    heading = "A tier behind this one, by how long it keeps what is evicted here (estimated)"
+    yield from map(headed, wrap(heading, width))
+    figures = ("hits gained", "stored again", "read", "it holds")
+    columns = (Column("kept for"), *(Column(name, right=True) for name in figures))
+    rows = (
+        (
+            name,
+            shown_rate(age["hit_rate_gain"]),
+            f"{age['stored_again']:,}",
+            format_size(age["read_bytes"]),
+            format_size(age["held_bytes"]),
+        )
+        for name, age in behind["ages"].items()
+    )
+    yield from table_lines(columns, rows, width, stacks=True)
+    yield from wrap(f"It would be written {format_size(behind['daily_bytes'])} a day.", width)
 
 
 def tally_tables(cache: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:

@@ -31,8 +31,8 @@ from typing import Final
 
 import numpy as np
 
+from kvfs.core.evicted import HASH_BITS
 from kvfs.core.eviction_policy import Lru
-from kvfs.core.reuse import HASH_BITS
 
 #: Slots of names that are followed, of 8 bytes: a MiB, eight for each block of a pool of 16,384. Of
 #: a larger pool a sample is followed.

@@ -1,4 +1,4 @@
-"""How blocks come back: after how many bytes, how soon after their eviction, at which age.
+"""How blocks come back: after how many bytes, and at which age.
 
 Misses, loads and evictions together tell what a pool of another size would have (``ReuseWatch``):
 reuse distances, of a sample, what the hit rate would be. The reuse
@@ -13,16 +13,14 @@ behind a position; partial sums over _PART positions make it two short sums.
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from kvfs.core.checksum import crc32c
+from kvfs.core.evicted import HASH_BITS, EvictedNames, TierBehind
 from kvfs.core.types import InodeNo, InodeRecord
 
-HASH_BITS: Final = 32
 _HASHES: Final = 1 << HASH_BITS
 #: Positions in one partial sum.
 _PART_BITS: Final = 7
@@ -39,8 +37,6 @@ _HALVED_AFTER: Final = 1 << 22
 #: Followed names: 0.7 MiB at worst. On a recorded trace predictions are within a percentage point
 #: of real pools (tests/core/test_reuse_distance.py).
 _FOLLOWED_MAX: Final = 4096
-#: Evicted names that are remembered: 8 bytes each, 512 KiB in all.
-_EVICTED_MAX: Final = 1 << 16
 #: Most loads of followed blocks between two ticks; beyond it the oldest are left out.
 _LOADS_MAX: Final = 1024
 #: Sizes of the pool on the curve, as parts and multiples of its own.
@@ -234,46 +230,6 @@ def _bucket(distance_bytes: int) -> int:
     return min(int(_STEPS * math.log2(max(1, distance_bytes - 1))), _STEPS * _OCTAVES - 1)
 
 
-_TICKS_PER_S: Final = 16
-_MASK: Final = (1 << 32) - 1
-
-
-class EvictedNames:
-    """The times of the last evictions, by name: tells how soon each was asked for again.
-
-    A hash table without chains: each name has one slot, and a later name overwrites an earlier one.
-    A slot has 32 bits of the name's hash and 32 bits of time.
-    """
-
-    def __init__(self, names_max: int) -> None:
-        """Remember up to *names_max* names, a power of two, of 8 bytes each."""
-        assert names_max & names_max - 1 == 0, "a slot is chosen by the low bits"
-        # The kernel allocates the memory of a slot when it is first used.
-        self._slots = np.zeros(names_max, np.uint64).data
-
-    def remember(self, name_hash: int, now_s: float) -> None:
-        """Remember that the name with this 32-bit hash was evicted at *now_s* (monotonic clock)."""
-        self._slots[name_hash & len(self._slots) - 1] = name_hash << 32 | _ticks(now_s)
-
-    def __contains__(self, name_hash: int) -> bool:
-        held = self._slots[name_hash & len(self._slots) - 1]
-        return bool(held) and held >> 32 == name_hash
-
-    def pop(self, name_hash: int, now_s: float) -> float | None:
-        """Return how long ago (s) the name was evicted, and forget it; None if that is unknown."""
-        if name_hash not in self:
-            return None
-        slot = name_hash & len(self._slots) - 1
-        held = self._slots[slot]
-        self._slots[slot] = 0
-        return (_ticks(now_s) - held & _MASK) / _TICKS_PER_S
-
-
-def _ticks(now_s: float) -> int:
-    """Return the time in ticks, in 32 bits; never 0, which means an empty slot."""
-    return int(now_s * _TICKS_PER_S) + 1 & _MASK or 1
-
-
 #: Buckets per doubling of the age. All ages below _YOUNGEST_S share the first bucket.
 _AGE_STEPS: Final = 4
 _YOUNGEST_S: Final = 2**-6
@@ -328,9 +284,11 @@ class ReuseWatch:
     followed names, the names that were evicted last, and the loads since the last ``count_loads``.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, evicted: EvictedNames) -> None:
+        """*evicted* may have names of the last server."""
         self._distances = ReuseDistances(_FOLLOWED_MAX, capacity_bytes)
-        self._evicted = EvictedNames(_EVICTED_MAX)
+        self._evicted = evicted
+        self._behind = TierBehind()
         self._ages = AgeHistogram()
         self._returns = AgeHistogram()
         self._loads: deque[int] = deque(maxlen=_LOADS_MAX)
@@ -348,13 +306,17 @@ class ReuseWatch:
         """A client asked for *name* and found nothing."""
         key = key_of(parent, name)
         self._distances.miss(key)
-        away_s = self._evicted.pop(key, now_s)
-        if away_s is not None:
-            self._returns.add(away_s)
+        found = self._evicted.pop(key, now_s)
+        if found is not None:
+            self._returns.add(found.away_s)
+            self._behind.missed(found)
 
-    def stored(self, record: InodeRecord) -> None:
+    def stored(self, record: InodeRecord, monotonic_s: Callable[[], float]) -> None:
         """A block was stored."""
-        self._distances.store(key_of(record.parent, record.name), record.allocated_bytes)
+        key = key_of(record.parent, record.name)
+        self._distances.store(key, record.allocated_bytes)
+        if key in self._evicted and (found := self._evicted.pop(key, monotonic_s())) is not None:
+            self._behind.stored(found)
 
     def removed(self, record: InodeRecord) -> None:
         """A client removed a block."""
@@ -363,7 +325,9 @@ class ReuseWatch:
     def evicted(self, record: InodeRecord, age_s: float, now_s: float) -> None:
         """A block was evicted *age_s* after its last use."""
         self._ages.add(age_s)
-        self._evicted.remember(key_of(record.parent, record.name), now_s)
+        key = key_of(record.parent, record.name)
+        self._evicted.remember(key, record.allocated_bytes, now_s)
+        self._behind.evicted(record.allocated_bytes)
 
     def was_evicted(self, parent: InodeNo, name: bytes) -> bool:
         """Whether *name* was evicted lately, and not missed since."""
@@ -380,6 +344,11 @@ class ReuseWatch:
     def count(self, references: int) -> None:
         """Note that clients asked for *references* more blocks, followed or not."""
         self._distances.count(references)
+
+    def shown_behind(self, asked: int, uptime_s: float) -> dict[str, Any]:
+        """Return what a tier behind this one would have had, of *asked* blocks in *uptime_s*."""
+        shown = self._behind.shown(asked, uptime_s)
+        return {"names_share": round(self._evicted.share, 6), **shown}
 
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
         """Return the figures for `kvfs status`; *held_bytes* of the capacity are for blocks."""

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.index_room import names_too_many
 from kvfs.core.pool_layout import INDEX
@@ -97,10 +98,8 @@ class Pool:
                 self.index,
                 settings,
                 self.space.taken,
-                self.monotonic_s,
-                self.clock_ns,
-                self.rules.heat,
-                self.age_ns,
+                *(self.monotonic_s, self.clock_ns, self.rules.heat, self.age_ns),
+                EvictedNames(outliving.evicted.words),
             )
             self.departures = self._departures()
             self.followers = self._followers()

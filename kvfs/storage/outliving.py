@@ -1,4 +1,4 @@
-"""The shared memory that outlives a server: journal (journal.py), notes, and the undurable table.
+"""The shared memory that outlives a server: journal, notes, undurable bytes, evicted names.
 
 Each is in a memfd that the supervisor holds open, too. The notes are short ones by key: what the
 next server must know and no file has.
@@ -21,6 +21,8 @@ import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Self
 
+from kvfs.core.errors import FormatUnknown
+from kvfs.core.evicted import NAMES_MAX, words_of
 from kvfs.core.settings import Settings
 from kvfs.core.types import PAGE_BYTES, InodeNo, round_up
 from kvfs.storage.journal import MARSHAL_VERSION, Journal
@@ -30,6 +32,9 @@ from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Sys
 #: Incremented when the layout, or that of any note, changes.
 NOTES_VERSION: Final = 1
 _NOTES_MAGIC: Final = b"KVFSNOTE"
+#: Incremented when the layout of the evicted names changes, or what it means.
+EVICTED_VERSION: Final = 1
+_EVICTED_MAGIC: Final = b"KVFSEVIC"
 #: Where the valid part begins.
 _LIVE_OFFSET: Final = 16
 #: Length of the key, and of the value; -1: the note is dropped.
@@ -287,38 +292,72 @@ class Notes:
         self._at = at
 
 
+class EvictedMemory:
+    """The memory of the evicted names (core/evicted.py), which only figures need."""
+
+    def __init__(self, fd: int) -> None:
+        """Use the table in *fd*; one that is empty, or of another layout, begins anew.
+
+        Raises OSError.
+        """
+        size_bytes = PAGE_BYTES + WORD.size * words_of(NAMES_MAX)
+        is_known = os.fstat(fd).st_size == size_bytes
+        if not is_known:
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, size_bytes)  # zeros: free slots, which take no memory
+        self._memory = mmap.mmap(fd, size_bytes)
+        self.words: Final = memoryview(self._memory)[PAGE_BYTES:].cast("Q")
+        try:
+            require_table(self._memory, _EVICTED_MAGIC, EVICTED_VERSION, "evicted names")
+        except FormatUnknown:
+            self._memory[:] = bytes(size_bytes)
+            begin_table(self._memory, _EVICTED_MAGIC, EVICTED_VERSION)
+
+    def close(self) -> None:
+        """Unmap the memory; the supervisor may keep it alive."""
+        self.words.release()
+        self._memory.close()
+
+
 class Outliving(NamedTuple):
-    """Journal, notes and table, and the memfds that hold them."""
+    """Journal, notes and tables, and the memfds that hold them."""
 
     journal: Journal
     notes: Notes
     undurable: UndurableTable
+    evicted: EvictedMemory
     journal_fd: int
     notes_fd: int
     undurable_fd: int
+    evicted_fd: int
 
     @classmethod
-    def at(cls, journal_fd: int, notes_fd: int, undurable_fd: int, undurable_max: int) -> Self:
+    def at(
+        cls, journal_fd: int, notes_fd: int, undurable_fd: int, evicted_fd: int, undurable_max: int
+    ) -> Self:
         """Use what the memfds hold; ``close`` closes them. Raises FormatUnknown, OSError.
 
         *undurable_max*: most rows in the table of what is not durable.
         """
         journal, notes = Journal(journal_fd), Notes(notes_fd)
         undurable = UndurableTable(undurable_fd, undurable_max)
-        return cls(journal, notes, undurable, journal_fd, notes_fd, undurable_fd)
+        evicted = EvictedMemory(evicted_fd)
+        fds = journal_fd, notes_fd, undurable_fd, evicted_fd
+        return cls(journal, notes, undurable, evicted, *fds)
 
     @classmethod
     def fresh(cls, undurable_max: int) -> Self:
-        """Create all three, empty. Raises OSError."""
+        """Create all, empty. Raises OSError."""
         journal_fd, notes_fd = (_memory(name) for name in ("kvfs-journal", "kvfs-notes"))
-        return cls.at(journal_fd, notes_fd, empty_undurable(), undurable_max)
+        return cls.at(journal_fd, notes_fd, empty_undurable(), empty_evicted(), undurable_max)
 
     def close(self) -> None:
-        """Unmap all three, and close the memfds."""
+        """Unmap all, and close the memfds."""
         self.journal.close()
         self.notes.close()
         self.undurable.close()
-        for fd in (self.journal_fd, self.notes_fd, self.undurable_fd):
+        self.evicted.close()
+        for fd in (self.journal_fd, self.notes_fd, self.undurable_fd, self.evicted_fd):
             os.close(fd)
 
 
@@ -330,6 +369,11 @@ def undurable_rows_max(settings: Settings) -> int:
 def empty_undurable() -> int:
     """Return the descriptor of an empty table of what is not durable. Raises OSError."""
     return _memory("kvfs-undurable")
+
+
+def empty_evicted() -> int:
+    """Return the descriptor of an empty table of evicted names. Raises OSError."""
+    return _memory("kvfs-evicted")
 
 
 def _memory(name: str) -> int:

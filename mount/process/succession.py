@@ -1,8 +1,8 @@
 """What one server of a mount leaves to the next: the supervisor holds it in between.
 
-These are the open /dev/fuse, the pool with its claims, and four tables in shared memory: handles,
-journal, notes, and what is not durable. The kernel keeps the mount, so the next server does not
-mount. ``fuse`` is handed to the supervisor last: no server takes over without it.
+These are the open /dev/fuse, the pool with its claims, and five tables in shared memory: handles,
+journal, notes, what is not durable, and evicted names. The kernel keeps the mount, so the next
+server does not mount. ``fuse`` is handed to the supervisor last: no server takes over without it.
 """
 
 import contextlib
@@ -14,7 +14,13 @@ from kvfs.core.settings import Settings
 from kvfs.devices import Device, DirectoryReserve, open_source
 from kvfs.devices.device import inherit_device, noted_device
 from kvfs.machine.held_files import HeldFiles
-from kvfs.storage.outliving import Notes, Outliving, empty_undurable, undurable_rows_max
+from kvfs.storage.outliving import (
+    Notes,
+    Outliving,
+    empty_evicted,
+    empty_undurable,
+    undurable_rows_max,
+)
 
 _DEVICE_FILE: Final = "fuse"
 _POOL: Final = "pool"
@@ -23,6 +29,7 @@ _HANDLES: Final = "handles"
 _JOURNAL: Final = "journal"
 _NOTES: Final = "notes"
 _UNDURABLE: Final = "undurable"
+_EVICTED: Final = "evicted"
 _ABORT_FILE: Final = "abort"
 _DEVICE_NOTE: Final = b"device"
 
@@ -101,13 +108,16 @@ def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
     for that search (engine/durability/durable_pass.py).
     """
     given, rows_max = held.given, undurable_rows_max(settings)
+    journal_fd, notes_fd = given[_JOURNAL], given[_NOTES]
+    if (evicted_fd := given.get(_EVICTED, -1)) < 0:
+        held.hold(_EVICTED, evicted_fd := empty_evicted())
     if _UNDURABLE in given:
         with contextlib.suppress(FormatUnknown):
-            return Outliving.at(given[_JOURNAL], given[_NOTES], given[_UNDURABLE], rows_max)
+            return Outliving.at(journal_fd, notes_fd, given[_UNDURABLE], evicted_fd, rows_max)
         os.close(given[_UNDURABLE])
     empty_fd = empty_undurable()
     held.hold(_UNDURABLE, empty_fd)
-    return Outliving.at(given[_JOURNAL], given[_NOTES], empty_fd, rows_max)
+    return Outliving.at(journal_fd, notes_fd, empty_fd, evicted_fd, rows_max)
 
 
 def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None:
@@ -120,4 +130,5 @@ def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None
     held.hold(_JOURNAL, of.outliving.journal_fd)
     held.hold(_NOTES, of.outliving.notes_fd)
     held.hold(_UNDURABLE, of.outliving.undurable_fd)
+    held.hold(_EVICTED, of.outliving.evicted_fd)
     held.hold(_DEVICE_FILE, fuse_fd)

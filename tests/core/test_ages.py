@@ -1,4 +1,4 @@
-"""Ages of evicted blocks: quantiles are near the exact ones, and the memory of names is bounded."""
+"""Ages of evicted blocks: quantiles are near the exact ones."""
 
 import math
 
@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.reuse import AgeHistogram, EvictedNames
+from kvfs.core.reuse import AgeHistogram
 
 YEAR_S = 365 * 86_400.0
-HASHES = st.integers(0, (1 << 32) - 1)
 
 
 @given(ages=st.lists(st.floats(0.1, YEAR_S), min_size=1), share=st.floats(0.01, 1))
@@ -40,20 +39,3 @@ def test_the_quantiles_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     found_s = histogram.quantile_s(0.5)
     assert found_s is not None
     assert found_s > 500
-
-
-@given(name=HASHES, at_s=st.floats(0, YEAR_S), away_s=st.floats(0, YEAR_S))
-def test_an_evicted_name_is_found_once(name: int, at_s: float, away_s: float) -> None:
-    names = EvictedNames(16)
-    names.remember(name, at_s)
-    assert name in names
-    assert names.pop(name, at_s + away_s) == pytest.approx(away_s, abs=0.2)
-    assert names.pop(name, at_s + away_s) is None
-
-
-@given(evicted=st.lists(HASHES), asked=HASHES)
-def test_a_name_that_was_not_evicted_is_not_known(evicted: list[int], asked: int) -> None:
-    names = EvictedNames(16)
-    for name in evicted:
-        names.remember(name, 1.0)
-    assert (names.pop(asked, 2.0) is None) or asked in evicted

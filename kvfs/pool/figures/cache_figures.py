@@ -13,6 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
 from kvfs.core.changed import Changed, Reason, Why
+from kvfs.core.evicted import EvictedNames
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.model_names import model_of
@@ -185,8 +186,12 @@ class CacheFigures:
         clock_ns: Callable[[], int],
         heat: Heat,
         age_ns: Callable[[], int],
+        evicted: EvictedNames,
     ) -> None:
-        """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*."""
+        """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*.
+
+        *evicted*: the names that this server, and the last one, evicted.
+        """
         self._heat: Final = heat
         self._age_ns: Final = age_ns
         self._monotonic_s: Final = monotonic_s
@@ -195,7 +200,7 @@ class CacheFigures:
         folders, names_max = Folders(index), settings.cache_directories_max
         self.tallies: Final = Tallies(index, folders, names_max)
         self.held: Final = HeldByModel(folders, names_max)
-        self.reuse: Final = ReuseWatch(space.capacity_bytes)
+        self.reuse: Final = ReuseWatch(space.capacity_bytes, evicted)
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: The times from CREATE until a block is stored.
         self.store_times: Final = RecentLatency()
@@ -263,7 +268,7 @@ class CacheFigures:
         tally = self.tallies.of(record.parent, record.name)
         tally.stored_blocks += 1
         tally.stored_bytes += record.allocated_bytes
-        self.reuse.stored(record)
+        self.reuse.stored(record, self._monotonic_s)
         if not rewritten:
             self.store_times.add(self._clock_ns() - record.btime_ns)
         if self.events.wanted:
@@ -311,7 +316,7 @@ class CacheFigures:
         tally = self.tallies.all()
         self.reuse.count(tally.hits + tally.misses - self._references)
         self._references = tally.hits + tally.misses
-        total = tally.shown()
+        total, uptime_s = tally.shown(), self._monotonic_s() - self._started_s
         del total["evicted_blocks"], total["evicted_bytes"]
         return {
             **total,
@@ -322,7 +327,8 @@ class CacheFigures:
                 }
                 for reason in Reason
             },
-            "uptime_s": round(self._monotonic_s() - self._started_s, 3),
+            "uptime_s": round(uptime_s, 3),
+            "tier_behind": self.reuse.shown_behind(self._references, uptime_s),
             **self.reuse.shown(capacity_bytes, held_bytes),
             "directories": _by_name(self.tallies.by_directory()),
             "models": _by_name(self.tallies.by_model()),

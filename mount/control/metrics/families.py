@@ -45,6 +45,7 @@ def _histogram(name: str, key: str, meaning: str, label: str = "") -> Family:
 
 _OF_A_DIRECTORY: Final = "cache.directories.*"
 _OF_A_MODEL: Final = "cache.models.*"
+_OF_AN_AGE: Final = "cache.tier_behind.ages.*"
 
 _CACHE: Final = (
     _counter("hits", f"{_OF_A_DIRECTORY}.hits", "Blocks opened to be read", "directory"),
@@ -88,6 +89,30 @@ _CACHE: Final = (
         "cache.missed_after_eviction.*",
         "From an eviction to the next miss of that name: p10, p50 and p90",
         "percentile",
+    ),
+    _counter(
+        "returned_misses",
+        f"{_OF_AN_AGE}.missed",
+        "Lookups that missed only because the block was evicted here, so long ago or less",
+        "age",
+    ),
+    _counter(
+        "returned_stores",
+        f"{_OF_AN_AGE}.stored_again",
+        "Evicted blocks that were stored again, and not looked up",
+        "age",
+    ),
+    _counter(
+        "returned_bytes",
+        f"{_OF_AN_AGE}.read_bytes",
+        "What both hold: to be read from a tier behind",
+        "age",
+    ),
+    _gauge(
+        "tier_behind_bytes",
+        f"{_OF_AN_AGE}.held_bytes",
+        "What a tier would hold that keeps evicted blocks for so long",
+        "age",
     ),
     _gauge(
         "predicted_hit_ratio",

@@ -27,6 +27,7 @@ ANY_KEY: Final = {
     "cache.evicted": "REASON",
     "cache.directories": "NAME",
     "cache.models": "MODEL",
+    "cache.tier_behind.ages": "AGE",
     "held_by": "HOLDER",
 }
 OF_PASSTHROUGH: Final = {"backing_ids_open", "backing_ids_cached"}

@@ -6,7 +6,7 @@ from typing import Final
 from kvfs.core.settings import Settings
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 
-NAMES: Final = ("journal", "notes", "undurable")
+NAMES: Final = ("journal", "notes", "undurable", "evicted")
 
 
 class OutlivingMemory:
@@ -17,8 +17,9 @@ class OutlivingMemory:
 
     def at(self, settings: Settings) -> Outliving:
         """Return what the last store left there."""
-        journal_fd, notes_fd, undurable_fd = (os.dup(self._fds[name]) for name in NAMES)
-        return Outliving.at(journal_fd, notes_fd, undurable_fd, undurable_rows_max(settings))
+        journal_fd, notes_fd, undurable_fd, evicted_fd = (os.dup(self._fds[name]) for name in NAMES)
+        rows_max = undurable_rows_max(settings)
+        return Outliving.at(journal_fd, notes_fd, undurable_fd, evicted_fd, rows_max)
 
     def empty(self, name: str) -> None:
         """Put an empty table in the place of *name*: the last server had none such."""
