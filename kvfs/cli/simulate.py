@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             "found in a prefix / written, % of all accesses",
             "",
             *_lines(shares, rooms, found),
+            *_behind_lines(shares, rooms, found),
             sep="\n",
             file=tables,
         )
@@ -163,6 +164,31 @@ def _lines(
     return table_lines(columns, rows, LEAST_COLUMNS)
 
 
+def _behind_lines(
+    shares: Sequence[float], rooms: Sequence[int], found: "dict[str, list[Outcome]]"
+) -> Iterator[str]:
+    """Yield what a tier behind would add with the first policy of a mount: a row a size."""
+    policy = next((each for each in found if each != _BEST), None)
+    if policy is None:
+        return
+    outcomes = found[policy]
+    yield ""
+    yield headed(f"A tier behind a pool with {policy}, by how long it keeps what is evicted")
+    yield "adds to what is found in a prefix, and is written, % of all accesses"
+    yield ""
+    names = ("pool", "blocks", *outcomes[0].behind, "written")
+    rows = [
+        (
+            f"{share:g} %",
+            f"{room:,}",
+            *(f"{gain:.1f}" for gain in one.behind.values()),
+            f"{one.evicted:.0f}",
+        )
+        for share, room, one in zip(shares, rooms, outcomes, strict=True)
+    ]
+    yield from table_lines([Column(text, right=True) for text in names], rows, LEAST_COLUMNS)
+
+
 def _report(
     requests: "Sequence[Request]",
     blocks: int,
@@ -188,6 +214,10 @@ def _report(
                     policy: {
                         "hit_rate": round(one[at].prefix_hits / 100, 6),
                         "written": round(one[at].written / 100, 6),
+                        "tier_behind": {
+                            age: round(gain / 100, 6) for age, gain in one[at].behind.items()
+                        },
+                        "evicted": round(one[at].evicted / 100, 6),
                     }
                     for policy, one in found.items()
                 },

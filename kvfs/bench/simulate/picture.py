@@ -25,8 +25,8 @@ def picture_of(
     """Return an SVG document. *shares*: sizes in percent; *outcomes*: by policy, one a size."""
     width, height = _LEFT + 2 * _WIDE + _GAP + _NAMES, _ABOVE + _HIGH + 60
     panels = (
-        ("blocks of a prefix that were found, % of all accesses", 0),
-        ("blocks written, % of all accesses", 1),
+        ("blocks of a prefix that were found, % of all accesses", _hits),
+        ("blocks written, % of all accesses", _written),
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -35,19 +35,27 @@ def picture_of(
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _words(16, 24, title, _TEXT),
     ]
-    for number, (heading, field) in enumerate(panels):
+    for number, (heading, value_of) in enumerate(panels):
         left = _LEFT + number * (_WIDE + _GAP)
-        most = max((one[field] for found in outcomes.values() for one in found), default=0)
+        most = max((value_of(one) for found in outcomes.values() for one in found), default=0)
         top_value = max(10, 10 * -(-int(most) // 10))
         parts += _panel(left, heading, shares, top_value)
         for colour, found in zip(_COLOURS, outcomes.values(), strict=False):
-            values = [one[field] for one in found]
+            values = [value_of(one) for one in found]
             parts.append(_line(left, values, top_value, colour))
     for number, (name, colour) in enumerate(zip(outcomes, _COLOURS, strict=False)):
         x, y = _LEFT + 2 * _WIDE + _GAP + 24, _ABOVE + 20 * number
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
         parts.append(_words(x + 18, y + 11, name, _TEXT))
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _hits(outcome: Outcome) -> float:
+    return outcome.prefix_hits
+
+
+def _written(outcome: Outcome) -> float:
+    return outcome.written
 
 
 def _panel(left: int, heading: str, shares: Sequence[float], top_value: int) -> Iterator[str]:

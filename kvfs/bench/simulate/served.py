@@ -2,12 +2,15 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvfs.bench.replay.trace import Request
 from kvfs.core.admission import GatedLru, Hint
+from kvfs.core.evicted import AGES_S
 from kvfs.core.eviction_policy import EvictionPolicy, Rank, policy_named
 from kvfs.core.types import FIRST_INODE, InodeNo
 from kvfs.storage.heat import Heat
@@ -19,10 +22,16 @@ _HASH_BYTES: Final = 4
 
 
 class Outcome(NamedTuple):
-    """Shares of all accesses in percent: blocks of a prefix that was there; blocks written."""
+    """Shares of all accesses in percent: blocks of a prefix that was there; blocks written.
+
+    ``behind``: blocks of a prefix that a tier behind would add, by how long it keeps what is
+    evicted (core/evicted.py); ``evicted``: what it would be written.
+    """
 
     prefix_hits: float
     written: float
+    behind: Mapping[str, float] = MappingProxyType({})
+    evicted: float = 0.0
 
 
 def policy_for(name: str, blocks: int) -> EvictionPolicy:
@@ -71,11 +80,18 @@ class _Pool:
         self._present: dict[int, InodeNo] = {}
         self._block_of: dict[InodeNo, int] = {}
         self._next_ino = FIRST_INODE
-        self._hits = self._written = self._asked = 0
+        self._hits = self._written = self._asked = self._evicted = 0
+        #: When each block was evicted last, and what tiers behind would have added, by age.
+        self._evicted_s: dict[int, float] = {}
+        self._behind = dict.fromkeys(AGES_S, 0)
 
     def outcome(self) -> Outcome:
         """Return what was found and written so far."""
-        return Outcome(100 * self._hits / self._asked, 100 * self._written / self._asked)
+        hits, written, evicted = (
+            100 * count / self._asked for count in (self._hits, self._written, self._evicted)
+        )
+        behind = {age: 100 * count / self._asked for age, count in self._behind.items()}
+        return Outcome(hits, written, behind, evicted)
 
     def serve(self, request: Request, hint: Hint) -> None:
         """Serve one prompt."""
@@ -83,7 +99,9 @@ class _Pool:
         self._heat.run_due(request.at_s)
         self._asked += len(blocks)
         missing = [block for block in blocks if block not in present]
-        self._hits += blocks.index(missing[0]) if missing else len(blocks)
+        hits = blocks.index(missing[0]) if missing else len(blocks)
+        self._hits += hits
+        self._look_behind(blocks[hits:], request.at_s)
         ended: set[int] = set()
         if self._gate is not None:
             names = [name_hash(block) for block in blocks]
@@ -98,7 +116,7 @@ class _Pool:
                 self._heat.touch(present[block])
                 if block in ended:
                     self._heat.demote(present[block])
-        self._make_room(len(present) + len(missing) - self._blocks_max)
+        self._make_room(len(present) + len(missing) - self._blocks_max, request.at_s)
         for block in missing:
             self._store(block)
 
@@ -108,7 +126,16 @@ class _Pool:
         self._heat.put(ino, _BLOCK_BYTES, Rank.PUBLISHED, name_hash(block))
         self._next_ino = InodeNo(ino + 1)
 
-    def _make_room(self, lacking: int) -> None:
+    def _look_behind(self, blocks: Sequence[int], now_s: float) -> None:
+        """Count for each tier the *blocks*, from the first one that is missing, that it has."""
+        for age, age_s in AGES_S.items():
+            since_s = now_s - age_s
+            for block in blocks:
+                if block not in self._present and self._evicted_s.get(block, -inf) < since_s:
+                    break
+                self._behind[age] += 1
+
+    def _make_room(self, lacking: int, now_s: float) -> None:
         """Evict *lacking* blocks; a plan may name fewer."""
         heat = self._heat
         while lacking > 0:
@@ -120,7 +147,10 @@ class _Pool:
             lacking -= len(victims)
             for ino in map(InodeNo, victims.tolist()):
                 heat.evicted(ino)
-                del self._present[self._block_of.pop(ino)]
+                block = self._block_of.pop(ino)
+                del self._present[block]
+                self._evicted_s[block] = now_s
+                self._evicted += 1
 
 
 def name_hash(block: int) -> int:
