@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 HASH_BITS: Final = 32
-_HASHES: Final = 1 << HASH_BITS
+HASHES: Final = 1 << HASH_BITS
 _TICKS_PER_S: Final = 16
 _MASK: Final = (1 << 32) - 1
 #: Slots in which a name may be.
-_PLACES: Final = 8
+_BUCKET_SLOTS: Final = 8
 #: A slot: 32 bits of the hash and 32 bits of time in one word, the block's bytes in another.
 _SLOT_WORDS: Final = 2
 #: Words before the slots: hashes below the first one are the sample; 0: all are.
@@ -39,7 +39,7 @@ NAMES_MAX: Final = 1 << 16
 def words_of(names_max: int) -> int:
     """Return how many 64-bit words ``EvictedNames`` needs for *names_max*, a power of two."""
     assert names_max & names_max - 1 == 0, "a bucket is chosen by the low bits"
-    return _HEAD_WORDS + _SLOT_WORDS * max(names_max, _PLACES)
+    return _HEAD_WORDS + _SLOT_WORDS * max(names_max, _BUCKET_SLOTS)
 
 
 class Return(NamedTuple):
@@ -58,7 +58,7 @@ class EvictedNames:
     def __init__(self, words: memoryview) -> None:
         """*words*: ``words_of`` a number of names, of format "Q"; zeros, or what another filled."""
         self._words: Final = words
-        self._buckets_mask: Final = (len(words) - _HEAD_WORDS) // (_SLOT_WORDS * _PLACES) - 1
+        self._buckets_mask: Final = (len(words) - _HEAD_WORDS) // (_SLOT_WORDS * _BUCKET_SLOTS) - 1
 
     @classmethod
     def of(cls, names_max: int) -> "EvictedNames":
@@ -68,11 +68,11 @@ class EvictedNames:
     @property
     def share(self) -> float:
         """The sample, as a share of all names."""
-        return self._below / _HASHES
+        return self._below / HASHES
 
     @property
     def _below(self) -> int:
-        return self._words[0] or _HASHES
+        return self._words[0] or HASHES
 
     def remember(self, name_hash: int, size_bytes: int, now_s: float) -> None:
         """Remember that the name was evicted at *now_s* (monotonic clock)."""
@@ -92,12 +92,12 @@ class EvictedNames:
         away = _ticks(now_s) - self._words[slot] & _MASK
         self._words[slot] = 0
         counts = name_hash < self._below and away <= DAY_S * _TICKS_PER_S
-        weight = _HASHES / self._below if counts else 0.0
+        weight = HASHES / self._below if counts else 0.0
         return Return(away / _TICKS_PER_S, self._words[slot + 1], weight)
 
     def _bucket(self, name_hash: int) -> range:
-        first = _HEAD_WORDS + (name_hash & self._buckets_mask) * _PLACES * _SLOT_WORDS
-        return range(first, first + _PLACES * _SLOT_WORDS, _SLOT_WORDS)
+        first = _HEAD_WORDS + (name_hash & self._buckets_mask) * _BUCKET_SLOTS * _SLOT_WORDS
+        return range(first, first + _BUCKET_SLOTS * _SLOT_WORDS, _SLOT_WORDS)
 
     def _find(self, name_hash: int) -> int | None:
         words = self._words

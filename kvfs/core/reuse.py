@@ -18,10 +18,9 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.checksum import crc32c
-from kvfs.core.evicted import HASH_BITS, EvictedNames, TierBehind
+from kvfs.core.evicted import HASHES, EvictedNames, TierBehind
 from kvfs.core.types import InodeNo, InodeRecord
 
-_HASHES: Final = 1 << HASH_BITS
 #: Positions in one partial sum.
 _PART_BITS: Final = 7
 _PART: Final = 1 << _PART_BITS
@@ -63,7 +62,7 @@ class ReuseDistances:
         """Follow at most *names_max* names, for pools of up to FARTHEST * *capacity_bytes*."""
         self._names_max = names_max
         self._farthest_bytes = FARTHEST * capacity_bytes
-        self._below = _HASHES
+        self._below = HASHES
         self._weight = 1.0
         self._parts = -(-2 * names_max // _PART) + 1
         #: Position by name (its hash), the least recently used first.
@@ -86,7 +85,7 @@ class ReuseDistances:
     @property
     def rate(self) -> float:
         """The share of all names that is followed."""
-        return self._below / _HASHES
+        return self._below / HASHES
 
     def follows(self, name_hash: int) -> bool:
         """Whether names with this hash are followed."""
@@ -220,7 +219,7 @@ class ReuseDistances:
                 self.forget(oldest)
                 continue
             self._below = max(1, int(self._below * _KEPT))
-            self._weight = _HASHES / self._below
+            self._weight = HASHES / self._below
             for name_hash in [each for each in self._at if each >= self._below]:
                 self.forget(name_hash)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.reuse import FARTHEST, HASH_BITS, ReuseDistances
+from kvfs.core.evicted import HASH_BITS
+from kvfs.core.reuse import FARTHEST, ReuseDistances
 
 BLOCK_BYTES: Final = 1 << 12
 #: Of every power of two a pool holds the same number of blocks, and the histogram is exact.
