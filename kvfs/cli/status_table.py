@@ -82,6 +82,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "requests": "requests",
         "requests_fast_path": "on the fast path",
         "request_times": "time of a request",
+        "server_read_bytes": "read by the server",
         "errors": "errors returned",
         "space_waits": "waits for space",
         "invalidations": "kernel invalidations",

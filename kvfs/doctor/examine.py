@@ -29,6 +29,7 @@ RULES: Final[dict[str, Rule]] = {
     "lives of blocks": server_rules.lives,
     "store times": server_rules.store_times,
     "passthrough": pool_rules.passthrough,
+    "small reads": pool_rules.small_reads,
     "supervisor": server_rules.supervisor,
     "request timeout": server_rules.request_timeout,
     "open files": server_rules.open_files,

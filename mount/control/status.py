@@ -68,6 +68,7 @@ def describe(mount: Parts) -> dict[str, Any]:
             "queued": mount.port.invalidations.backlog,
         },
         "open_handles": len(mount.files.handles),
+        "server_read_bytes": mount.files.asked_bytes,
         "request_times": {
             _name_of(code): times.shown() for code, times in channel.times.by_code.items()
         },

@@ -65,6 +65,8 @@ class Files:
             port.store.pool.settings.device_silent_s,
         )
         self.room = SpaceQueue(port.store, self.asks)
+        #: Bytes that READ requests have asked this process for.
+        self.asked_bytes = 0
 
     def thread(self) -> int:
         """Return the thread that made the request being handled."""

@@ -45,6 +45,10 @@ class Transfers:
         #: Whether the backing file system can write without blocking; ext4 and tmpfs cannot.
         self._writes_at_once = True
 
+    def count_read(self, size_bytes: int) -> None:
+        """Count a request for *size_bytes*: a client that reads in small pieces is slow here."""
+        self._files.asked_bytes += size_bytes
+
     async def read(
         self,
         fh: int,
@@ -308,6 +312,7 @@ class DataRequests:
         fh, offset_bytes, size_bytes, _, _, _, _ = READ_IN.unpack_from(request)
         if size_bytes > TRANSFER_MAX_BYTES:
             return None
+        self._transfers.count_read(size_bytes)
         if self._at_once:
             data = self._reply[OUT_HEADER_BYTES : OUT_HEADER_BYTES + size_bytes]
             try:

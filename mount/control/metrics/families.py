@@ -228,6 +228,7 @@ _WORK: Final = (
     _counter("server_upgrades", "upgrades", "Servers followed by one of another version"),
     _gauge("server_longest_pause_seconds", "longest_pause_s", "Longest pause of either kind"),
     _counter("server_cpu_seconds", "server_cpu_s", "CPU time that the server has used"),
+    _counter("server_read_bytes", "server_read_bytes", "Bytes that READ requests asked it for"),
     _gauge("server_memory_bytes", "server_memory_bytes", "Memory of the server's own"),
     _gauge("background_jobs", "background_backlog", "Background jobs queued"),
     _gauge("backing_ids_open", "backing_ids_open", "Files registered with the kernel and open"),

@@ -208,6 +208,7 @@ RUN: Final[list[tuple[str, Change]]] = [
         ("passthrough", status(data_path="daemon", data_path_reason=why))
         for why in ("asked for by data_path", "(overlayfs)", "the server has no CAP_SYS_ADMIN")
     ),
+    ("small reads", status(requests={"READ": 50_000}, server_read_bytes=50_000)),
     ("supervisor", status(supervisor_pid=None)),
     ("open files", limits(open_files_max=1024)),
     ("OOM killer", limits(oom_score_adj=200)),

@@ -100,3 +100,15 @@ def test_the_kernel_reads_ahead_by_whole_requests(kv: Path, daemon: Mounted) -> 
         before = ask_status(daemon)["requests"].get("READ", 0)
         assert os.pread(fd, COPIES * MIB, 0) == DATA * COPIES
     assert ask_status(daemon)["requests"]["READ"] - before <= 2 * COPIES
+
+
+def test_what_reads_ask_for_is_counted(kv: Path, daemon: Mounted) -> None:
+    """`kvfs doctor` tells by it that a client reads in small pieces."""
+    write_file(kv / "file", DATA)
+    before = ask_status(daemon)
+    with opened(kv / "file", os.O_RDONLY | os.O_DIRECT) as fd, mmap.mmap(-1, 4096) as memory:
+        for number in range(8):
+            assert os.preadv(fd, [memory], 4096 * number) == 4096
+    after = ask_status(daemon)
+    assert after["server_read_bytes"] - before["server_read_bytes"] == 8 * 4096
+    assert after["requests"]["READ"] - before["requests"].get("READ", 0) == 8

@@ -31,6 +31,8 @@ STATUS: dict[str, Any] = {
     "preallocated_bytes": 10 * GIB,
     "evictable_bytes": 900 * GIB,
     "data_path": "passthrough",
+    "requests": {"READ": 20_000},
+    "server_read_bytes": 20_000 * 128 * KIB,
     "data_path_reason": "the kernel and the backing file system allow it",
     "index_used_bytes": 50 * GIB,
     "index_map_bytes": 64 * GIB,
@@ -275,6 +277,13 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
             ("no passthrough: stacked itself (overlayfs)", "lsblk --output NAME"),
             ("no passthrough: the server has no CAP_SYS_ADMIN", "--cap-add SYS_ADMIN"),
         )
+    ),
+    (
+        "small reads",
+        status(requests={"READ": 50_000}, server_read_bytes=50_000 * 16 * KIB),
+        WARNING,
+        "16 KiB at a time",
+        "kvfs status /kv\n",
     ),
     *ill_servers(STATUS),
     ("NUMA", disks(numa_node=0), WARNING, "may not run there", "--cpu-list --pid 0-7 77"),
