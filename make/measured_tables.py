@@ -172,6 +172,34 @@ def _replayed_in_short(results: Results) -> Rows:
             yield f"{100 * share:g} %", name.removesuffix(", lru"), found, f"{refused:,}"
 
 
+#: A drive of today's; what a load waits for it is calculated.
+_DRIVE_BYTES_S: Final = 7e9
+
+
+def _load_parts(results: Results) -> Rows:
+    found = {
+        tuple(row[key] for key in ("bytes", "way", "cache", "place")): row
+        for row in results["rows"]
+    }
+    for size_bytes, way, cache, place in found:
+        if place != "XFS":
+            continue
+        xfs, kvfs, daemon = (
+            found[size_bytes, way, cache, name] for name in ("XFS", "kvfs", "kvfs, daemon path")
+        )
+        spent_s, drive_s = kvfs["client_s"], size_bytes / _DRIVE_BYTES_S
+        yield (
+            format_size(size_bytes),
+            f"{way}, {cache}",
+            f"{1e3 * xfs['client_s']:.2f}",
+            *(
+                f"{1e3 * row['client_s']:.2f} + {1e3 * row['server_s']:.2f}"
+                for row in (kvfs, daemon)
+            ),
+            f"{100 * spent_s / (spent_s + drive_s):.0f} %" if cache == "cold" else "",
+        )
+
+
 _TOKENS_HEAD: Final = "| tokens | state | computed | XFS, cold "
 TABLES: Final = (
     MeasuredTable(_PERFORMANCE, "## Results", "| job | XFS | kvfs ", "compare", _jobs),
@@ -189,6 +217,9 @@ TABLES: Final = (
     ),
     MeasuredTable(
         _PERFORMANCE, "On the 16 cores of the same", _TOKENS_HEAD, "first-token-cpu", _tokens
+    ),
+    MeasuredTable(
+        _PERFORMANCE, "## What a load spends", "| block | way ", "load-parts", _load_parts
     ),
     MeasuredTable(_PERFORMANCE, "### The recorded trace", "| cache | side ", "replay", _replayed),
     MeasuredTable(_README, "**What it brings.**", "| prompt ", "first-token", _tokens_in_short),
