@@ -59,6 +59,8 @@ class EvictedNames:
         """*words*: ``words_of`` a number of names, of format "Q"; zeros, or what another filled."""
         self._words: Final = words
         self._buckets_mask: Final = (len(words) - _HEAD_WORDS) // (_SLOT_WORDS * _BUCKET_SLOTS) - 1
+        #: Whether any name was ever remembered: a pool that is not full need not look.
+        self._is_used = bool(np.asarray(words).any())
 
     @classmethod
     def of(cls, names_max: int) -> "EvictedNames":
@@ -78,11 +80,12 @@ class EvictedNames:
         """Remember that the name was evicted at *now_s* (monotonic clock)."""
         ticks = _ticks(now_s)
         slot = self._place_for(name_hash, ticks)
+        self._is_used = True
         self._words[slot + 1] = size_bytes
         self._words[slot] = name_hash << 32 | ticks
 
     def __contains__(self, name_hash: int) -> bool:
-        return self._find(name_hash) is not None
+        return self._is_used and self._find(name_hash) is not None
 
     def pop(self, name_hash: int, now_s: float) -> Return | None:
         """Return what is known of the name's eviction, and forget it; None if that is nothing."""

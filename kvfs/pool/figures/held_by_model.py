@@ -9,6 +9,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
+from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.model_names import FOLDERS, holder_of, model_of, model_of_folder
 from kvfs.core.types import LAST_INODE, NO_INODE, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.storage.index import Index
@@ -121,7 +122,7 @@ class HeldByModel:
         """The scan has come to *ino*."""
         if self._reached < ino < self._first:
             self._reached = ino
-            if S_ISREG(record.mode):
+            if S_ISREG(record.mode) and record.state not in UNFINISHED:
                 self._count(record, 1, record.allocated_bytes)
 
     def end(self) -> None:
@@ -131,21 +132,20 @@ class HeldByModel:
     # ---- what changes ----
 
     def follow(self, changed: Changed) -> None:
-        """Count what came and went."""
-        before, after = changed.before, changed.after
-        record = before if after is None else after
-        if record is None:
-            return
-        if S_ISDIR(record.mode):
-            self._note_moved(before, after)
-        elif S_ISREG(record.mode) and (changed.ino <= self._reached or changed.ino >= self._first):
-            if before is not None:
+        """Count what came and went. A draft is nobody's yet."""
+        ino, before, after = changed.ino, changed.before, changed.after
+        if before is not None and before.state not in UNFINISHED:
+            if S_ISDIR(before.mode):
+                self._note_moved(before, after)
+            elif S_ISREG(before.mode) and (ino <= self._reached or ino >= self._first):
                 self._count(before, -1, -before.allocated_bytes)
-            if after is not None:
-                self._count(after, 1, after.allocated_bytes)
+        if after is None or after.state in UNFINISHED or not S_ISREG(after.mode):
+            return
+        if ino <= self._reached or ino >= self._first:
+            self._count(after, 1, after.allocated_bytes)
 
-    def _note_moved(self, before: InodeRecord | None, after: InodeRecord | None) -> None:
-        if before is None or after is None:  # a directory that comes or goes is empty
+    def _note_moved(self, before: InodeRecord, after: InodeRecord | None) -> None:
+        if after is None:  # a directory that goes is empty
             return
         if (before.parent, before.name) == (after.parent, after.name):
             return
