@@ -34,7 +34,7 @@ help:
 	@echo "             the same with LMCache's own code, beside a plain directory (a minute or two)"
 	@echo "make test    lint, types and all tests but the connectors'"
 	@echo "make test-connectors"
-	@echo "             the tests that run real connectors; 1.1 GB of downloads the first time"
+	@echo "             the tests that run real connectors; 1.2 GB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/dev/proof-*.txt"
 	@echo "make mutants small edits in what changed since the last commit, and which no test finds"
 	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
@@ -102,7 +102,7 @@ connectors: $(VENV)/.test install-connectors
 # install.sh is done at once when nothing changed.
 install-connectors: $(VENV)/.runtime
 ifeq ($(KVFS_CONNECTORS_PYTHON),$(CURDIR)/$(CONNECTORS_VENV)/bin/python)
-	@[ -f $(CONNECTORS_VENV)/connectors-installed ] || echo "Installing the connectors: 1.1 GB of downloads"
+	@[ -f $(CONNECTORS_VENV)/connectors-installed ] || echo "Installing the connectors: 1.2 GB of downloads"
 	PYTHON=$(VENV)/bin/python sh tests/connectors/install.sh $(CONNECTORS_VENV)
 endif
 

@@ -179,10 +179,11 @@ VAGUE_VERBS: Final = frozenset({"look", "note", "take", "tick"})
 #: The only module of kvfs/ that starts what serves.
 DOOR_TO_MOUNT: Final = "kvfs.cli.serve"
 
-#: Hosts that a text may point a reader to. Registries and mirrors are the machine's business.
+#: Hosts that a text may point a reader to. Registries and mirrors are the machine's business;
+#: example.com is nobody's (RFC 2606).
 READERS_HOSTS: Final = re.compile(
-    r"(^|\.)(apache\.org|freedesktop\.org|github\.com|kernel\.org|keepachangelog\.com|man7\.org"
-    r"|python\.org|readthedocs\.io|systemd\.io|w3\.org)$|^localhost$|^127\.0\.0\.1$"
+    r"(^|\.)(apache\.org|example\.com|freedesktop\.org|github\.com|kernel\.org"
+    r"|keepachangelog\.com|man7\.org|python\.org|readthedocs\.io|systemd\.io|w3\.org)$|^localhost$|^127\.0\.0\.1$"
 )
 MACHINE_PATHS: Final = re.compile("|".join(f"/{top}/" for top in ("work", "root", "home")))
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # sh tests/connectors/install.sh VENV: installs the real connectors, pinned, into the virtual
 # environment VENV (a folder, or the python in it; made when it is not there, with $PYTHON or
-# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 1.1 GB
-# of downloads, most of it torch and vLLM, and 2.4 GB on disk. A second run finds its work done.
+# python3). Unattended; needs Python 3.11 or later, a C compiler and the package index; some 1.2 GB
+# of downloads, most of it torch and vLLM, and 2.6 GB on disk. A second run finds its work done.
 # Tests then want KVFS_CONNECTORS_PYTHON=VENV/bin/python, or VENV to be .venv-connectors.
 #
 # Every package comes without its dependencies, since LMCache alone would bring gigabytes of CUDA;
@@ -57,6 +57,16 @@ if ! ldconfig -p | grep -q libibverbs.so.1 || ! ldconfig -p | grep -q libcurl.so
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         libcurl4 libibverbs1 libnuma1 >/dev/null
 fi
+
+# An object store: Ceph's, of Debian, unpacked into a folder with all that the machine lacks of what
+# it needs. Nothing of it is installed.
+mkdir "$venv/unpacked/ceph" "$wheels/ceph"
+lacking=$(apt-get install --simulate --no-install-recommends radosgw ceph-mon ceph-osd |
+    awk '$1 == "Inst" && $2 !~ /^python3-/ { print $2 }')
+(cd "$wheels/ceph" && apt-get download -qq -o APT::Sandbox::User=root $lacking)
+for package in "$wheels"/ceph/*.deb; do
+    dpkg-deb --extract "$package" "$venv/unpacked/ceph"
+done
 
 # vLLM's small C module is linked against CUDA libraries of which it calls nothing; empty ones in
 # their place let it load on a machine without a GPU.
