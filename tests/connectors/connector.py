@@ -62,9 +62,14 @@ class Connector:
     """One driver process; the driver's verbs are the first argument of ``call``."""
 
     def __init__(
-        self, python: Path, driver: str, *arguments: str, wait_s: float = ANSWER_WAIT_S
+        self,
+        python: Path,
+        driver: str,
+        *arguments: str,
+        wait_s: float = ANSWER_WAIT_S,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Start it; each of its answers may take *wait_s*."""
+        """Start it by *prefix*, a command that becomes it; each answer may take *wait_s*."""
         self._wait_s = wait_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._opens = tempfile.NamedTemporaryFile("r", errors="replace")  # noqa: SIM115
@@ -75,7 +80,7 @@ class Connector:
         answers_fd, child_fd = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [str(python), str(DRIVERS / f"{driver}.py"), str(child_fd), *arguments],
+                [*prefix, str(python), str(DRIVERS / f"{driver}.py"), str(child_fd), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
@@ -220,10 +225,15 @@ class Drivers:
                 connector.kill()
 
 
-def run(python: Path, arguments: Sequence[str], wait_s: float = 55.0) -> str:
-    """Run a connector's own command to its end; return its stdout. Raises ConnectorFailed."""
+def run(
+    python: Path, arguments: Sequence[str], wait_s: float = 55.0, prefix: Sequence[str] = ()
+) -> str:
+    """Run a connector's own command to its end; return its stdout. Raises ConnectorFailed.
+
+    ``prefix`` is a command that becomes it.
+    """
     done = subprocess.run(
-        [str(python), *arguments],
+        [*prefix, str(python), *arguments],
         env=environment(python),
         capture_output=True,
         stdin=subprocess.DEVNULL,

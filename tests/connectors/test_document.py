@@ -19,6 +19,7 @@ NO_CELLS: Final = frozenset({"connector", "tested version", "held by"})
 #: Files whose tests are of no single connector.
 NO_CONNECTORS: Final = frozenset(
     {"test_document", "test_demo", "test_lmcache_server", "test_mlperf_pattern"}
+    | {"test_object_store"}
     | {"test_projects_own", "test_skips", "test_vllm_engine", "test_vllm_example"}
 )
 
@@ -111,7 +112,10 @@ def test_configurations_are_what_the_connectors_read(drivers: Drivers) -> None:
     found = reader.call("read", examples=examples())
     drivers.give_back(reader, "parse_document")
     assert found == {
-        "servers": [["FSNativeL2AdapterConfig"]],
+        "servers": [
+            ["FSNativeL2AdapterConfig"],
+            ["FSNativeL2AdapterConfig", "S3L2AdapterConfig"],
+        ],
         "adapters": ["DynamicNixlStoreL2AdapterConfig", "NixlStoreL2AdapterConfig"],
         "engines": [
             [

@@ -14,7 +14,6 @@ import pytest
 from tests.connectors.connector import Connector, Drivers
 from tests.connectors.contract import MIB
 from tests.connectors.contract_eviction import evict, skip_without_kvfs
-from tests.connectors.document import example
 from tests.support.mounts.mounting import Mounted, Reference
 from tests.support.rules.documented import of
 
@@ -33,6 +32,7 @@ PROMPTS: Final = (1, 2, 3)
     [
         ("OffloadingConnector", "README.md"),
         ("OffloadingConnector", "docs/connectors/vllm.md"),
+        ("OffloadingConnector", "docs/connectors/object-store.md"),
         ("LMCacheMPConnector", "README.md"),
         ("LMCacheMPConnector", "docs/connectors/lmcache.md"),
     ],
@@ -68,12 +68,13 @@ class TestOffloadingConnector:
 
         Return the file of its memory.
         """
-        command = example("vllm serve", "OffloadingConnector")
+        commands = of("docs/connectors/vllm.md", "vllm serve ")
+        (command,) = [text for text in commands if "OffloadingConnector" in text]
         opened = engine.call("open", command=command, kv_dir=str(kv_dir), cpu_bytes=64 * MIB)
         region = Path(opened.pop("region"))
         assert opened == {
             "spec": "TieringOffloadingSpec",
-            "tier": "FileSystemTierManager",
+            "tiers": ["FileSystemTierManager"],
             "chunk_bytes": CHUNK_BYTES,
             "chunk_tokens": CHUNK_TOKENS,
             "o_direct": True,

@@ -51,6 +51,7 @@ RUN: Final = {
     "vllm serve ": "tests/connectors/test_vllm_engine.py",
     "mooncake_master ": "tests/connectors/test_mooncake.py",
     "export MOONCAKE_OFFLOAD_": "tests/connectors/test_mooncake.py",
+    "export AWS_": "tests/connectors/test_object_store.py",
 }
 #: How a command begins that cannot be run here as it stands: why, and what is looked at instead.
 NOT_RUN: Final = {

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ MODEL = {
     "dtype": "bfloat16",
 }
 GPU_BLOCKS = 512
-STEPS_MAX = 20_000
-"""A request waits for its tier by steps of the scheduler; this many take some tens of seconds."""
+SERVED_WAIT_S = 60.0
+"""A request waits for its tiers by steps of the scheduler: as many as go into this time."""
 
 
 class NoModel(torch.nn.Module):
@@ -172,7 +173,7 @@ class Engine:
         return {"connector": cls.__name__, "role": transfer.kv_role, "policy": policy}
 
     def open(self, command: str, kv_dir: str, cpu_bytes: int) -> dict[str, Any]:
-        """Build both from ``command``: its tier in ``kv_dir``, its memory tier of ``cpu_bytes``."""
+        """Build both from ``command``: its tier `fs` in ``kv_dir``, its memory of ``cpu_bytes``."""
         self.config = engine_config(command, kv_dir, cpu_bytes)
         self.kv_caches, kv_cache_config = caches(self.config.cache_config.block_size)
         self.config.cache_config.num_gpu_blocks = GPU_BLOCKS
@@ -197,13 +198,13 @@ class Engine:
         init_none_hash(hash_fn)
         self.hasher = get_request_block_hasher(hash_block_size, hash_fn)
         self.requests = 0
-        (tier,) = self.manager.secondary_tiers
+        tiers = self.manager.secondary_tiers
         return {
             "spec": type(spec).__name__,
-            "tier": type(tier).__name__,
+            "tiers": [type(tier).__name__ for tier in tiers],
             "chunk_bytes": spec.kv_bytes_per_chunk,
             "chunk_tokens": spec.blocks_per_chunk * block_size,
-            "o_direct": tier._use_o_direct,
+            "o_direct": tiers[0]._use_o_direct,
             "region": spec._worker.region.mmap_path,
             "load_failure_policy": self.config.kv_transfer_config.kv_load_failure_policy,
         }
@@ -223,7 +224,8 @@ class Engine:
         )
         self.scheduler.add_request(request)
         told: dict[str, Any] = {}
-        for _ in range(STEPS_MAX):
+        until_s = time.monotonic() + SERVED_WAIT_S
+        while time.monotonic() < until_s:
             self._step(prompt, told)
             if not self.scheduler.requests and not self.connector.connector_scheduler._jobs:
                 break
@@ -232,14 +234,15 @@ class Engine:
         return told
 
     def settle(self) -> None:
-        """Let the tier finish what it was given."""
-        (tier,) = self.manager.secondary_tiers
-        tier.drain_jobs()
-        for _ in range(STEPS_MAX):
+        """Let the tiers finish what they were given."""
+        for tier in self.manager.secondary_tiers:
+            tier.drain_jobs()
+        until_s = time.monotonic() + SERVED_WAIT_S
+        while time.monotonic() < until_s:
             if not self.manager.has_pending_work():
                 return
             self._step(0, {})
-        raise TimeoutError("the tier did not finish")
+        raise TimeoutError("a tier did not finish")
 
     def forget(self) -> None:
         """Drop what GPU and memory hold, so that the next request is served from the tier."""
@@ -307,7 +310,7 @@ def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> VllmConfig:
     at = words.index("--kv-transfer-config") + 1
     transfer = json.loads(words[at])
     extra = transfer["kv_connector_extra_config"]
-    (tier,) = extra["secondary_tiers"]
+    tier = extra["secondary_tiers"][0]
     assert {"root_dir", "cpu_bytes_to_use"} <= {*tier, *extra}
     tier["root_dir"], extra["cpu_bytes_to_use"] = kv_dir, cpu_bytes
     words[at] = json.dumps(transfer)
