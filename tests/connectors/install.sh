@@ -58,12 +58,14 @@ if ! ldconfig -p | grep -q libibverbs.so.1 || ! ldconfig -p | grep -q libcurl.so
         libcurl4 libibverbs1 libnuma1 >/dev/null
 fi
 
-# An object store: Ceph's, of Debian, unpacked into a folder with all that the machine lacks of what
-# it needs. Nothing of it is installed.
+# An object store: Ceph's, of Debian, unpacked into a folder with the libraries that the machine
+# lacks. Nothing of it is installed, and the tools that its packages ask for are left out.
 mkdir "$venv/unpacked/ceph" "$wheels/ceph"
-lacking=$(apt-get install --simulate --no-install-recommends radosgw ceph-mon ceph-osd |
-    awk '$1 == "Inst" && $2 !~ /^python3-/ { print $2 }')
-(cd "$wheels/ceph" && apt-get download -qq -o APT::Sandbox::User=root $lacking)
+ceph="radosgw ceph-mon ceph-osd"
+simulated=$(apt-get install --simulate --no-install-recommends $ceph)
+lacking=$(echo "$simulated" | awk '$1 == "Inst" && $2 ~ /^lib/ { print $2 }')
+(cd "$wheels/ceph" && apt-get download -qq -o APT::Sandbox::User=root \
+    $ceph ceph-base ceph-common librados2 librgw2 $lacking)
 for package in "$wheels"/ceph/*.deb; do
     dpkg-deb --extract "$package" "$venv/unpacked/ceph"
 done

@@ -20,6 +20,8 @@ from tests.support.mounts.mounting import COMMAND_WAIT_S
 
 HOST: Final = "s3.example.com"
 _ENDPOINT: Final = "http://" + HOST
+#: A gateway that begins may take a connection and answer it much later.
+_CURL: Final = ("curl", "--silent", "--max-time", "5")
 #: Of its one user, as docs/connectors/object-store.md says them.
 _ACCESS_KEY: Final = "KEY"
 _SECRET_KEY: Final = "SECRET"
@@ -146,8 +148,8 @@ class ObjectStore:
         signed = ("--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{_ACCESS_KEY}:{_SECRET_KEY}")
         # rgw wants this header among those that are signed.
         body = ("--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD")
-        asked = ("--silent", "--show-error", "--fail-with-body", "-X", "PUT")
-        self._inside("curl", *asked, *signed, *body, f"{_ENDPOINT}/{name}")
+        asked = ("--show-error", "--fail-with-body", "-X", "PUT")
+        self._inside(*_CURL, *asked, *signed, *body, f"{_ENDPOINT}/{name}")
 
     def objects(self, bucket: str) -> dict[str, int]:
         """Return the names of the objects in *bucket*, with their sizes in bytes."""
@@ -161,7 +163,7 @@ class ObjectStore:
     def _answers(self) -> bool:
         assert self._running["radosgw"].poll() is None, self._log()[-_TAIL:]
         done = subprocess.run(
-            self._network.inside("curl", "--silent", "--output", "/dev/null", _ENDPOINT),
+            self._network.inside(*_CURL, "--output", "/dev/null", _ENDPOINT),
             check=False,
         )
         return done.returncode == 0
