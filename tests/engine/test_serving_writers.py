@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -314,3 +314,67 @@ def test_a_trim_of_what_shows_nothing_any_more_ends(client: Serving) -> None:
     client.finish_jobs()
     assert_exact(client.host)
     client.end()
+
+
+# ---- handles that no client received ----
+
+
+@pytest.fixture
+def stuck(client: Serving) -> Iterator[threading.Event]:
+    """The device's thread waits until this is set."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_one_of_two_writers_is_taken_back_without_the_device(
+    client: Serving, stuck: threading.Event
+) -> None:
+    """Nothing may be counted, or noted for the next server, that only a silent device ends."""
+    ino = client.put(b"K", BLOCK)
+    client.finish_jobs()
+    opened = client.open_to_write(ino)
+    client.ask(lambda: client.store.open(ino, writer=True, truncate=False, appends=True))
+    assert (opened.writers, opened.appenders) == (2, 1)
+    client.hold_device(stuck)
+    client.store.take_back(opened, appends=True)
+    assert (opened.writers, opened.appenders) == (1, 0)
+    assert client.store.noted_closes(ino) == 0
+    stuck.set()
+    client.close(opened)
+    client.finish_jobs()
+    client.stop_serving()
+    assert_exact(client.host)
+
+
+def test_the_last_writer_is_taken_back_once_the_device_has_answered(
+    client: Serving, stuck: threading.Event
+) -> None:
+    """The next server is told of the close; till then nobody may call the block durable."""
+    ino = client.put(b"K", BLOCK)
+    client.finish_jobs()
+    opened = client.open_to_write(ino)
+    client.hold_device(stuck)
+    client.store.take_back(opened, appends=False)
+    assert opened.writers == 1
+    assert client.store.noted_closes(ino) == 1
+    stuck.set()
+    client.in_order()
+    assert opened.writers == 0
+    assert client.store.noted_closes(ino) == 0
+    assert client.get(b"K") == BLOCK
+    client.stop_serving()
+    assert_exact(client.host)
+
+
+def test_who_appends_may_empty_the_file_once_the_others_are_taken_back(client: Serving) -> None:
+    """O_TRUNC empties what only appenders write; one that no client has is none of them."""
+    ino = client.put(b"log", BLOCK)
+    client.finish_jobs()
+    for _ in range(2):
+        client.ask(lambda: client.store.open(ino, writer=True, truncate=False, appends=True))
+    opened = client.store.opened(ino)
+    client.store.take_back(opened, appends=True)
+    assert opened.is_shared_with(NOBODY, 0, temporary=False)
+    client.close(opened)
+    client.stop_serving()

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -229,3 +230,40 @@ async def test_nothing_more_is_queued_for_a_device_that_seems_silent(desk: Desk)
     desk.probe.is_suspect = True
     with pytest.raises(DeviceSilent):
         desk.asks.require_room()
+
+
+@pytest.mark.parametrize("how", ["transfer", "compare"])
+async def test_no_thread_is_asked_behind_a_crowd_of_a_device_that_seems_silent(
+    desk: Desk, tmp_path: Path, how: str
+) -> None:
+    """A crowd alone is a busy device, and a silence alone is found out by who waits."""
+    desk.serve()
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    done: list[str] = []
+    stuck = threading.Event()
+
+    async def ask() -> None:
+        if how == "transfer":
+            await desk.asks.transfer(lambda _fd: done.append(how), file, stores=False)
+        else:
+            await desk.asks.compare(lambda: done.append(how), stores=False)
+
+    desk.probe.is_suspect = True
+    await ask()
+    assert done == [how]
+    desk.probe.is_suspect = False
+    transfers = desk.background.transfers
+    while not transfers.is_crowded:
+        transfers.submit(lambda: stuck.wait(30))
+    before, submitted = os.listdir("/proc/self/fd"), transfers.submitted
+    desk.probe.is_suspect = True
+    try:
+        with pytest.raises(DeviceSilent):
+            await ask()
+        assert (transfers.submitted, os.listdir("/proc/self/fd")) == (submitted, before)
+    finally:
+        stuck.set()
+    desk.probe.is_suspect = False
+    await ask()
+    assert done == [how, how]
+    os.close(file)

@@ -1,8 +1,12 @@
 """Handles on the store, without a kernel: what fails opens nothing, what closes publishes."""
 
+import errno
 import os
+import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyfuse3
 import pytest
@@ -12,6 +16,7 @@ from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.machine.processes import NOBODY
 from mount.files.handles import HandleKind
+from mount.fuse.channel import Requester
 from mount.requests.answers import Answers, Generations
 from mount.requests.changes import Changes
 from mount.requests.operations import Operations
@@ -112,6 +117,55 @@ async def test_a_rewrite_waits_until_the_old_identity_is_gone(
             real.undo()
             desk.store.sync()
     desk.assert_nothing_is_open()
+
+
+@pytest.fixture
+def server_thread(tmp_path: Path) -> Iterator[int]:
+    """A file server's thread."""
+    program = tmp_path / "ganesha.nfsd"
+    shutil.copy(shutil.which("sleep") or "", program)
+    with subprocess.Popen([program, "infinity"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize("others", [0, 1])
+async def test_an_open_that_is_refused_in_that_wait_leaves_nothing(
+    desk: CountedDesk,
+    monkeypatch: pytest.MonkeyPatch,
+    server_thread: int,
+    others: int,
+    *,
+    served: bool,
+) -> None:
+    """Neither a handle, nor a writer; of a file server's neither."""
+    ino = desk.identified(b"block")
+    if served:
+        request = Requester(0, 0, server_thread)
+        monkeypatch.setattr(desk.files.request, "present", request)
+    before = [desk.files.open(ino, os.O_WRONLY | os.O_APPEND)[0] for _ in range(others)]
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "the device")
+
+    fh, _ = desk.files.open(ino, os.O_RDWR | os.O_APPEND)
+    with monkeypatch.context() as failing:
+        failing.setattr(desk.store.syscalls, "fsync", refuse)
+        with pytest.raises(OSError, match="the device"):
+            await desk.files.settle_rewrite(fh)
+    with pytest.raises(BadHandle):
+        desk.handles.get(fh)
+    assert len(desk.handles) == others
+    for opened in (desk.store.opened(ino) for _ in before):
+        assert (opened.writers, opened.appenders) == (1, 1)
+        assert opened.served_writers == served
+    for handle in before:
+        desk.close_file(handle)
+    desk.assert_nothing_is_open()
+    desk.store.sync()
+    assert get(desk.store, ROOT_INODE, b"block") == b"bytes"
+    assert desk.store.identity(ino) is not None
 
 
 async def test_the_kernel_gets_a_rewrites_handle_after_that_wait(

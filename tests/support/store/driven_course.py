@@ -101,6 +101,26 @@ class Course:
         look = verifier.begin(ino)
         return None if look is None else verifier.judge(look, verifier.read(look))
 
+    def begin_comparing(self, ino: InodeNo) -> Callable[[], bool]:
+        """Ask for the checksum of block *ino*; return what then reads its bytes, and judges them.
+
+        The answer is whether it may be opened.
+        """
+        verifier = self.engine.verifier
+        look = verifier.begin(ino)
+        assert look is not None, "it has no checksum"
+        return lambda: verifier.judge(look, verifier.read(look))
+
+    @property
+    def scrub_reads(self) -> bool:
+        """Whether the scrub reads a block, or has read one that no tick has judged yet."""
+        return self.engine.verifier._scrub.busy
+
+    @property
+    def scrub_has_read(self) -> bool:
+        """Whether it has read one that no tick has judged yet."""
+        return bool(self.engine.verifier._scrub._results)
+
     def sync(self) -> None:
         """Everything so far reaches the device, as it does within half a minute anyway.
 

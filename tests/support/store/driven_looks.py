@@ -108,6 +108,10 @@ class Looks:
     unfinished = At(lambda engine: engine.pool.unfinished.copy)
     listed_unfinished = At(lambda engine: engine.pool.index.unfinished)
 
+    def noted_closes(self, ino: InodeNo) -> int:
+        """Return how many closes of *ino* a next server would have to carry out."""
+        return len(dict(self.engine.pool.open.notes.all_closes()).get(ino, ()))
+
     # ---- leases, policies, heat ----
 
     #: Who lives: what the test gave (``watch_processes``).

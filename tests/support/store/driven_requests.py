@@ -50,6 +50,8 @@ class Requests:
     open = At(lambda engine: engine.blocks.open)
     open_to_read = At(lambda engine: engine.blocks.open_to_read)
     close = At(lambda engine: engine.blocks.close)
+    #: The close of a writer's handle that no client received.
+    take_back = At(lambda engine: engine.blocks.last_closes.take_back)
     extent_fd = At(lambda engine: engine.blocks.extent_fd)
     truncate = At(lambda engine: engine.blocks.truncate)
     #: What GETATTR answers: of what is written, as fstat says.

@@ -6,6 +6,7 @@ once, so that what both come to can be compared.
 """
 
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
@@ -126,6 +127,10 @@ class Serving:
         done: list[None] = []
         self._background.device.submit(lambda: None, done.append, at_once=True)
         self.loop.run_until(lambda: bool(done), "the thread comes to it")
+
+    def hold_device(self, until: threading.Event) -> None:
+        """Let the device's thread wait *until* that is set."""
+        self._background.device.submit(until.wait, at_once=True)
 
     def until_settled(self, opened: Opened) -> None:
         """Return when times and length of *opened* are set. Raises OSError."""

@@ -1,0 +1,117 @@
+"""A block that is written while it is compared: what was read says nothing about it any more."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.clients.stepping import until
+from tests.support.store.driven import Driven
+from tests.support.store.stores import FILE, Host, allocate, get, put, write
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+OLD: Final = b"old bytes" * 1000
+NEW: Final = b"new bytes" * 1000
+CRC: Final = b"user.kvfs.crc32c"
+
+
+def store_slab(store: Driven) -> InodeNo:
+    """Store a block whose space was asked for first; its state stays while it is written."""
+    opened, _ = store.create(ROOT_INODE, b"K", FILE, 0, 0)
+    allocate(store, opened, len(OLD))
+    write(store, opened, OLD)
+    store.close(opened, writer=True)
+    return opened.ino
+
+
+def begin_rewriting(store: Driven, ino: InodeNo) -> Callable[[], None]:
+    """Write other bytes over block *ino*, which stays open; return what closes it."""
+    opened = store.open(ino, writer=True, truncate=False)
+    if store.must_forget(opened):
+        store.forget_durably(opened)
+    write(store, opened, NEW)
+    return lambda: store.close(opened, writer=True)
+
+
+@pytest.mark.parametrize("slab", [False, True])
+@pytest.mark.parametrize("until_then", ["written", "closed", "durable"])
+def test_a_block_written_after_its_checksum_was_asked_for_is_not_damaged(
+    running: Host, until_then: str, *, slab: bool
+) -> None:
+    ino = store_slab(running.store) if slab else put(running.store, ROOT_INODE, b"K", OLD)
+    running.stop()
+    store = running.start(settings=dataclasses.replace(running.settings, verify="open"))
+    judged = store.begin_comparing(ino)
+    close = begin_rewriting(store, ino)
+    if until_then != "written":
+        close()
+    if until_then == "durable":
+        store.sync()
+    assert judged()
+    assert store.lookup(ROOT_INODE, b"K") == ino
+    if until_then == "written":
+        close()
+    assert get(store, ROOT_INODE, b"K") == NEW
+    told = store.describe()["checksums"]
+    assert (told["wrong"], told["quarantined_blocks"]) == (0, 0)
+
+
+def test_one_that_was_given_its_former_mtime_is_not_damaged_either(running: Host) -> None:
+    """As by ``cp -p`` over it."""
+    ino = put(running.store, ROOT_INODE, b"K", OLD)
+    running.stop()
+    store = running.start(settings=dataclasses.replace(running.settings, verify="open"))
+    before, judged = store.present(ino), store.begin_comparing(ino)
+    begin_rewriting(store, ino)()
+    store.change(ino, mtime_ns=before.mtime_ns)
+    record = store.present(ino)
+    assert (record.size_bytes, record.mtime_ns) == (before.size_bytes, before.mtime_ns)
+    assert judged()
+    assert get(store, ROOT_INODE, b"K") == NEW
+
+
+def test_a_block_that_went_while_it_was_compared_is_no_damage(running: Host) -> None:
+    ino = put(running.store, ROOT_INODE, b"K", OLD)
+    running.stop()
+    store = running.start(settings=dataclasses.replace(running.settings, verify="open"))
+    judged = store.begin_comparing(ino)
+    reader = store.open(ino, writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"K")
+    running.extent(ino).write_bytes(NEW)
+    assert judged()
+    assert store.describe()["checksums"]["wrong"] == 0
+    store.close(reader, writer=False)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_scrub_gives_no_block_the_checksum_of_earlier_bytes(
+    running: Host, *, durable: bool
+) -> None:
+    running.stop()
+    store = running.start(
+        settings=dataclasses.replace(
+            running.settings, verify="scrub", checksum_share=0, checksum_stop_s=0
+        )
+    )
+    ino = put(store, ROOT_INODE, b"K", OLD)
+    store.sync()
+
+    def begun() -> bool:
+        store.tick()
+        return store.scrub_reads
+
+    until(begun, "the scrub reads it")
+    until(lambda: store.scrub_has_read, "it has read it")
+    begin_rewriting(store, ino)()
+    if durable:
+        store.sync()
+    store.tick()
+    if durable:
+        assert store.compare(ino) is not False
+    else:
+        assert store.identity(ino) is None, "only what is durable has one"
+    assert get(store, ROOT_INODE, b"K") == NEW
+    assert store.describe()["checksums"]["given"] == 0
