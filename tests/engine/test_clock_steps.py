@@ -6,6 +6,7 @@ import pytest
 
 from kvfs.core.directory_policy import TTL
 from kvfs.core.errors import DeadInode
+from kvfs.core.pool_layout import HEAT
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.age_clock import AgeClock
 from tests.support.store.driven import Driven
@@ -108,6 +109,28 @@ def test_a_file_server_is_idle_only_when_it_is(running: Host, days: int) -> None
 
 
 # ---- the next servers ----
+
+
+def test_what_a_start_without_the_heat_cannot_know_does_not_expire(running: Host) -> None:
+    """Blocks with old times may have been read since; after a ttl it is known."""
+    store, long = running.store, with_ttl(running)
+    hour = make_directory(running, b"hour")
+    store.set_xattr(hour, TTL, b"1h")
+    short = [stored(store, hour, b"%d" % number) for number in range(COUNT)]
+    settle(store)
+    running.stop()
+    (running.path / HEAT).unlink()
+    store = running.start()
+    store.set_calendar(30)
+    settle(store)
+    store.tick()
+    store.let_days_pass(0.1)
+    tick_expiry(store)
+    assert all(store.used_within(ino, 7) is None for ino in long)
+    assert (there(store, short), there(store, long)) == (0, COUNT)
+    store.let_days_pass(8)
+    tick_expiry(store)
+    assert there(store, long) == 0
 
 
 def test_every_server_of_a_boot_goes_on_with_the_same_clock(running: Host) -> None:

@@ -106,6 +106,13 @@ class Faults:
         assert record is not None
         pool.durable.identities.write_durable(ino, record, has_holes=False)
 
+    def identify_otherwise(self, ino: InodeNo, *, mtime_ns: int) -> None:
+        """Let the device say of *ino* that its bytes are of *mtime_ns*."""
+        extents = self.engine.pool.extents
+        identity = extents.identity(ino)
+        assert identity is not None
+        extents.identify(ino, identity._replace(mtime_ns=mtime_ns))
+
     def find_outdated(self, ino: InodeNo) -> None:
         """Let the sweep have found that the identity of *ino* is to be written, and not do it."""
         self.engine.sweep._outdated.append(ino)
