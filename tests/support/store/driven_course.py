@@ -53,6 +53,17 @@ class Course:
         index_log = self.engine.pool.durable.index_log
         index_log._logged_s = index_log._tried_s = float("-inf")
 
+    def lose_unlogged_rows(self) -> None:
+        """Let more wait for the log than is kept: the rows so far are dropped."""
+        unlogged = self.engine.pool.durable.index_log._unlogged
+        unlogged.drop()
+        unlogged.overflowed = True
+
+    @property
+    def holds_index(self) -> bool:
+        """Whether an earlier state of the index is kept, for a copy."""
+        return self.engine.pool.durable.index_log._held is not None
+
     def log_no_more(self) -> None:
         """Let the log of the index stay as it is, whatever is committed from here on."""
         self.engine.pool.durable.index_log.end()

@@ -1,0 +1,198 @@
+"""The index's log while a copy of it is written, or rows are lost: what it says stays one state."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.core.records import inode_key
+from kvfs.core.types import ROOT_INODE
+from kvfs.storage.row_log import logged_batches
+from kvfs.storage.syscalls import Syscalls
+from tests.support.clients.stepping import until
+from tests.support.store.driven import Driven
+from tests.support.store.stores import FILE, Host, host, put, settle, tree, write
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+DATA = b"bytes" * 1000
+
+
+class HeldCopies(Syscalls):
+    """A device that keeps the thread waiting that writes copies of the index, once it is told to.
+
+    And that may refuse what the thread writes that writes the rows.
+    """
+
+    def __init__(self) -> None:
+        self.may_copy, self.waits = threading.Event(), threading.Event()
+        self.may_copy.set()
+        self.refuses_rows = self.refuses_copies = False
+
+    def ftruncate(self, fd: int, size_bytes: int) -> None:
+        """Wait first, in that thread; a copy begins with this."""
+        if threading.current_thread().name == "kvfs-copies":
+            self.waits.set()
+            assert self.may_copy.wait(60)
+            if self.refuses_copies:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().ftruncate(fd, size_bytes)
+
+    def fdatasync(self, fd: int) -> None:
+        """Refuse the batch, if it is to."""
+        if self.refuses_rows and threading.current_thread().name == "kvfs-log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().fdatasync(fd)
+
+
+@pytest.fixture
+def device() -> Iterator[HeldCopies]:
+    made = HeldCopies()
+    yield made
+    made.may_copy.set()
+
+
+@pytest.fixture
+def logged(device: HeldCopies) -> Iterator[Host]:
+    """A host whose store logs its index when a test says so, and which has logged all so far."""
+    with host() as made:
+        made.settings = dataclasses.replace(made.settings, index_log_s=3600.0)
+        made.start(device)
+        made.store.log_index()
+        with contextlib.ExitStack() as stack:
+            stack.callback(device.may_copy.set)
+            yield made
+
+
+def said(store: Driven) -> dict[str, float | None]:
+    return dict(store.describe()["index_log"])
+
+
+def log_now(store: Driven) -> None:
+    """Have what waits written to the log, as far as it takes it."""
+    before = said(store)
+    store.log_due()
+    until(
+        lambda: (
+            store.tick()
+            or said(store)["bytes"] != before["bytes"]
+            or said(store)["failures"] != before["failures"]
+        ),
+        "a batch",
+    )
+
+
+def begin_copy(store: Driven, device: HeldCopies) -> None:
+    device.may_copy.clear()
+    device.waits.clear()
+    store.log_due()
+    until(lambda: store.tick() or device.waits.is_set(), "a copy begins")
+
+
+def test_rows_that_were_dropped_are_not_skipped_by_those_that_follow(
+    logged: Host, device: HeldCopies
+) -> None:
+    """The copy that is to have them is not whole when the power goes: their blocks were lost."""
+    store = logged.store
+    early = [b"early %d" % number for number in range(20)]
+    for name in early:
+        put(store, ROOT_INODE, name, DATA)
+    store.lose_unlogged_rows()
+    begin_copy(store, device)
+    put(store, ROOT_INODE, b"late", DATA)
+    log_now(store)
+    settle(store)
+    expected = tree(store)
+    assert len(expected) == 21
+    device.refuses_copies = True
+    device.may_copy.set()
+    logged.kill()
+    logged.pretend_reboot()
+    store = logged.start()
+    settle(store)
+    assert tree(store) == expected
+
+
+def test_a_batch_that_fails_during_a_copy_leaves_a_gap_behind_it(
+    logged: Host, device: HeldCopies
+) -> None:
+    store = logged.store
+    put(store, ROOT_INODE, b"a", DATA)
+    store.lose_unlogged_rows()
+    copies = said(store)["copies"] or 0
+    begin_copy(store, device)
+    put(store, ROOT_INODE, b"b", DATA)
+    device.refuses_rows = True
+    log_now(store)
+    assert said(store)["failures"] == 2
+    device.refuses_rows = False
+    device.may_copy.set()
+    until(lambda: store.tick() or (said(store)["copies"] or 0) > copies, "the copy is whole")
+    assert said(store)["behind_s"] is None, "rows are lost that are younger than it"
+    store.log_due()
+    until(lambda: store.tick() or said(store)["behind_s"] is not None, "the next one has them")
+    assert not store.holds_index
+
+
+def test_a_batch_has_all_rows_of_its_moment(logged: Host) -> None:
+    """Of a draft, too, whose rows nothing had to commit so far."""
+    store = logged.store
+    draft, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    write(store, draft, DATA)
+    log_now(store)
+    log_fd = os.open(logged.path / "log", os.O_RDONLY)
+    try:
+        last = max(
+            (batch for number in range(8) for batch in logged_batches(log_fd, Syscalls(), number)),
+            key=lambda batch: batch.moment.number,
+        )
+    finally:
+        os.close(log_fd)
+    assert draft.ino in last.moment.pending
+    assert inode_key(draft.ino) in last.rows
+    store.close(draft, writer=True)
+
+
+@pytest.mark.parametrize("opened_as", ["draft", "slab", "rewrite", "renamed", "ready"])
+def test_what_is_about_to_be_stored_at_a_moment_is_found_behind_it(
+    logged: Host, opened_as: str
+) -> None:
+    """Its number is older than the moment, and its name may be younger: at the first request."""
+    store = logged.store
+    if opened_as == "ready":
+        for number in range(4):  # the next ones will be as large
+            put(store, ROOT_INODE, b"%d" % number, DATA)
+        settle(store)
+        store.run_all()
+        assert list(store.ready())
+        store.log_last()
+        opened, _ = store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0)
+    elif opened_as in ("slab", "rewrite"):
+        ino = put(store, ROOT_INODE, b"K.tmp", b"old")
+        if opened_as == "slab":
+            store.truncate(ino, 9000)
+        settle(store)
+        opened = store.open(ino, writer=True, truncate=False)
+        store.log_last()
+    else:
+        opened, _ = store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0)
+        if opened_as == "renamed":
+            store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K")
+        store.log_last()
+    write(store, opened, DATA)
+    store.close(opened, writer=True)
+    if opened_as != "renamed":
+        store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K")
+    settle(store)
+    expected = tree(store)
+    logged.kill()
+    logged.pretend_reboot()
+    store = logged.start()
+    assert store.lookup(ROOT_INODE, b"K") == opened.ino
+    assert tree(store) == expected
+    settle(store)
+    assert tree(store) == expected
