@@ -139,6 +139,24 @@ def test_many_loads_at_once_are_one_distance_and_near_ones() -> None:
     assert predicted(distances, [1, 4]) == pytest.approx([2 / 3, 1])
 
 
+def test_a_miss_without_a_store_is_a_use() -> None:
+    """Whoever asked and stored nothing asks again: a larger pool would have had it both times."""
+    distances = ReuseDistances(64, 8 * BLOCK_BYTES)
+    for name in range(4):
+        distances.store(name, BLOCK_BYTES)
+    distances.miss(0)  # evicted by now: three others were used since
+    distances.count(1)
+    assert predicted(distances, [2, 4]) == pytest.approx([0, 1])
+    distances.miss(0)  # and now nobody else was
+    distances.count(1)
+    assert len(distances) == 4
+    assert predicted(distances, [1, 2, 4]) == pytest.approx([0.5, 0.5, 1])
+    distances.miss(9)  # of a name that was never stored nobody knows the size
+    distances.count(1)
+    assert len(distances) == 4
+    assert predicted(distances, [4]) == pytest.approx([2 / 3])
+
+
 def test_a_removed_name_is_missed_by_every_pool() -> None:
     distances = ReuseDistances(64, 8 * BLOCK_BYTES)
     distances.store(1, BLOCK_BYTES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.headroom import FORGET_S, PEAK_WINDOW_S, SIZES_MAX, SizeForecast
+from kvfs.core.headroom import FORGET_S, LARGEST_OF, PEAK_WINDOW_S, SIZES_MAX, SizeForecast
 from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 
 MIB = 1 << 20
@@ -53,6 +53,18 @@ def test_what_a_new_directory_inherits_is_believed_once_others_kept_to_it() -> N
     demand.note_published(new, 64 * MIB, 0.0)
     assert demand.foretells(new)
     assert not demand.foretells(InodeNo(98))
+
+
+def test_the_largest_size_is_that_of_the_last_publishes_and_of_those_before() -> None:
+    """One to two times LARGEST_OF of them: a large block is not forgotten by one publish."""
+    demand, directory = SizeForecast(2), InodeNo(20)
+    demand.note_published(directory, 9 * MIB, 0.0)
+    for _ in range(2 * LARGEST_OF - 1):
+        demand.note_published(directory, MIB, 0.0)
+        assert demand.largest_bytes(directory) == 9 * MIB
+    demand.note_published(directory, MIB, 0.0)
+    assert demand.largest_bytes(directory) == MIB
+    assert demand.largest_bytes(InodeNo(21)) == demand.expected_bytes(InodeNo(21)) == MIB
 
 
 def test_only_so_many_directories_are_remembered_and_the_oldest_goes() -> None:

@@ -168,6 +168,42 @@ def test_nobody_is_stopped_while_others_are_about_to_go(
     assert_exact(running)
 
 
+@pytest.mark.usefixtures("caplog")
+def test_one_that_is_read_is_stopped_once_nobody_reads_it(running: Host) -> None:
+    """Its reader would find a hole where bytes were."""
+    store = running.store
+    greedy = draft(store, b"greedy")
+    reader = store.open(greedy.ino, writer=False, truncate=False)
+    grow(greedy, 68 * MIB)
+    store.watch(0.0)
+    assert not greedy.overrun
+    assert os.fstat(greedy.fd).st_size == 68 * MIB
+    assert os.fstat(greedy.fd).st_blocks
+    store.close(reader, writer=False)
+    store.watch(0.1)
+    assert greedy.overrun
+    store.close(greedy, writer=True)
+    assert_exact(running)
+
+
+def test_of_very_many_each_has_its_turn(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick looks at some, and the next one at those behind them; after the last the first."""
+    set_limit(monkeypatch, "looks a tick", 2)
+    store = running.store
+    drafts = [draft(store, b"%d" % number) for number in range(5)]
+    for opened in drafts:
+        grow(opened, MIB)
+    for now_s, accounted in ((0.0, 2), (0.1, 4)):
+        store.watch(now_s)
+        assert store.space.used_bytes == accounted * MIB
+    grow(drafts[0], MIB)
+    store.watch(0.2)
+    assert store.space.used_bytes == 6 * MIB, "the last one, and the first again"
+    for opened in drafts:
+        store.close(opened, writer=True)
+    assert_exact(running)
+
+
 def test_nothing_is_kept_ahead_of_who_asked_for_its_room(running: Host) -> None:
     store = running.store
     slab = draft(store, b"slab")

@@ -138,11 +138,21 @@ def test_a_batch_that_fails_during_a_copy_leaves_a_gap_behind_it(
     assert not store.holds_index
 
 
-def test_a_batch_has_all_rows_of_its_moment(logged: Host) -> None:
-    """Of a draft, too, whose rows nothing had to commit so far."""
+def test_a_batch_has_all_rows_of_its_moment(logged: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a draft, too, whose rows nothing had to commit so far; while they cannot be, none is."""
     store = logged.store
+    put(store, ROOT_INODE, b"block", DATA)
     draft, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
     write(store, draft, DATA)
+
+    def refuse(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        store.fail_commit(full, refuse)
+        store.log_due()
+        store.tick()
+        assert not store.logs_rows
     log_now(store)
     log_fd = os.open(logged.path / "log", os.O_RDONLY)
     try:

@@ -21,6 +21,7 @@ from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls
 
 MIB: Final = 1 << 20
+MAPPING: Final = mmap.mmap
 CREATE: Final = (22, InodeNo(16))
 
 
@@ -201,6 +202,129 @@ def test_notes_are_what_was_put_last(changes: list[tuple[int, bytes | None]]) ->
             value.close()
     finally:
         os.close(fd)
+
+
+class Killed(Exception):
+    """The process is killed at this store."""
+
+
+class KilledAt:
+    """Memory whose store number *at* (from 0) is the first that is not made, of all parts of it."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def store(self) -> None:
+        """Count one store, which is about to be made."""
+        if not self.left:
+            raise Killed
+        self.left -= 1
+
+
+class KilledMemory:
+    """In place of a mapping: what writes to it counts, and so does a word that is packed there."""
+
+    def __init__(self, memory: mmap.mmap, killed_at: KilledAt) -> None:
+        self.memory = memory
+        self._killed_at = killed_at
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        self._killed_at.store()
+        self.memory[where] = data
+
+    def close(self) -> None:
+        """Unmap it, which the kernel does for who is killed."""
+        self.memory.close()
+
+
+class KilledWord:
+    """The word, in memory that may be counted."""
+
+    size = WORD.size
+
+    def __init__(self, killed_at: KilledAt) -> None:
+        self._killed_at = killed_at
+
+    def unpack_from(self, memory: mmap.mmap, offset: int) -> tuple[int]:
+        return (WORD.unpack_from(memory, offset)[0],)
+
+    def pack_into(self, memory: KilledMemory | mmap.mmap, offset: int, value: int) -> None:
+        self._killed_at.store()
+        real = memory.memory if isinstance(memory, KilledMemory) else memory
+        WORD.pack_into(real, offset, value)
+
+
+def steps_of_notes(notes: Notes, size_bytes: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Change *notes*, and yield each change before it is made; notes are written anew between."""
+    for number in range(12):
+        key, value = b"k%d" % (number % 5), bytes([number]) * size_bytes
+        yield key, value
+        notes.put(key, value)
+        if number % 4 == 3:
+            yield key, None
+            notes.drop(key)
+
+
+@pytest.mark.parametrize("size_bytes", [3, 150_000], ids=["appended", "written anew"])
+def test_a_kill_between_two_stores_leaves_the_notes_before_or_after_a_change(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    """Where notes lay before, too: what is behind the last one is never taken for another."""
+    for at in range(200):
+        fd, killed_at = os.memfd_create("notes"), KilledAt(at)
+        first = Notes(fd)
+        first.put(b"k0", b"first")
+
+        def counted(
+            fileno: int, length: int, *, offset: int = 0, at: KilledAt = killed_at
+        ) -> KilledMemory:
+            return KilledMemory(MAPPING(fileno, length, offset=offset), at)
+
+        before: dict[bytes, bytes] = {b"k0": b"first"}
+        after, was_killed = dict(before), False
+        with monkeypatch.context() as dying:
+            dying.setattr("kvfs.storage.outliving.WORD", KilledWord(killed_at))
+            dying.setattr("kvfs.storage.outliving.mmap.mmap", counted)
+            first._memory = KilledMemory(first._memory, killed_at)  # type: ignore[assignment]
+            try:
+                for key, value in steps_of_notes(first, size_bytes):
+                    before = dict(after)
+                    after.pop(key, None)
+                    after |= {} if value is None else {key: value}
+            except Killed:
+                was_killed = True
+        found = Notes(fd)
+        assert found.below(b"") in ((before, after) if was_killed else (after,))
+        found.put(b"next", b"note")  # and the next server goes on behind them
+        again = Notes(fd)
+        assert again.below(b"") == found.below(b"")
+        for notes in (first, found, again):
+            notes.close()
+        os.close(fd)
+        if not was_killed:
+            assert at > 20, "each change is at least a store"
+            return
+    raise AssertionError("it never came to its end")
+
+
+def test_notes_end_where_a_killed_server_left_garbage(memory: int) -> None:
+    """Killed inside the copying of a record, whose length was not stored: it may be any part."""
+    notes = Notes(memory)
+    notes.put(b"kept", b"value")
+    start = notes._start + notes._at + WORD.size
+    notes.close()
+    os.pwrite(memory, b"\xff" * 3000, start)
+    again = Notes(memory)
+    assert again.below(b"") == {b"kept": b"value"}
+    for number in range(20):
+        again.put(b"%d" % number, bytes(number))
+        found = Notes(memory)
+        assert found.below(b"") == again.below(b"")
+        found.close()
+    again.close()
 
 
 def test_notes_use_no_more_memory_than_they_need(memory: int) -> None:

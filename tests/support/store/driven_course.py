@@ -60,6 +60,11 @@ class Course:
         unlogged.overflowed = True
 
     @property
+    def logs_rows(self) -> bool:
+        """Whether a batch of rows is written, or its end is not noted yet."""
+        return self.engine.pool.durable.index_log._writing.busy
+
+    @property
     def holds_index(self) -> bool:
         """Whether an earlier state of the index is kept, for a copy."""
         return self.engine.pool.durable.index_log._held is not None

@@ -23,6 +23,7 @@ _LIMITS: Final = {
     "plan_inline_rows": "kvfs.engine.eviction.victims._INLINE_ROWS",
     "pins_counted": "kvfs.pool.rules.ranks._COUNTED_MAX",
     "pins_step": "kvfs.pool.rules.ranks._STEP",
+    "looks a tick": "kvfs.engine.eviction.overrun_watch._LOOKS_A_TICK",
     "looks_a_draft": "kvfs.pool.allocator._LOOKS_A_DRAFT",
     "write_back_looks_s": "kvfs.engine.recovery.device_errors.LOADED_S",
 }
