@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.errors import DeadInode, NotFound
-from kvfs.core.lifecycle import State
+from kvfs.core.lifecycle import SETTLED, State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker
@@ -32,10 +32,16 @@ BYTES: Final = bytes(range(256)) * 64
 
 @pytest.fixture
 def running() -> Iterator[Host]:
-    """A pool in memory with a running store, which may be taken over."""
+    """A pool in memory with a running store, which may be taken over; in the end all is counted."""
     with host() as made:
         made.start_outliving()
         yield made
+        assert_exact(made)
+        settle(made.store)
+        assert_exact(made)
+        assert_no_strays(made.store)
+        made.stop()
+        assert made.check().problems == []
         made.forget_outliving()
 
 
@@ -131,6 +137,97 @@ def test_a_close_in_doubt_stays_in_doubt(running: Host) -> None:
     store.tick()
     assert store.record(draft.ino).size_bytes == len(BYTES)
     assert store.open_inos == set()
+
+
+def test_a_close_that_awaits_its_rename_is_carried_out_with_it(running: Host) -> None:
+    """Its RELEASE was answered; the rename comes to the next server."""
+    draft, _ = running.store.create(ROOT_INODE, b"K.tmp", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    running.store.close(draft, writer=True, awaits_rename=True)
+    store = running.take_over()
+    assert_exact(running)
+    store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K")
+    store.tick()
+    assert store.record(draft.ino).state in SETTLED
+    assert get(store, ROOT_INODE, b"K") == BYTES
+    assert store.open_inos == set()
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_truncating_open_is_awaited_on(running: Host, *, comes: bool) -> None:
+    """Its LOOKUP was answered with a fresh inode, and its OPEN comes to the next server, or not."""
+    ino, thread = put(running.store, ROOT_INODE, b"K", BYTES), os.getpid()
+    fresh = running.store.supersede(ino, thread)
+    before = running.store.space
+    store = running.take_over()
+    assert store.space.used_bytes == before.used_bytes
+    if comes:
+        opened = store.open(fresh, writer=True, truncate=True, thread=thread)
+        write(store, opened, b"new")
+        store.close(opened, writer=True)
+        assert get(store, ROOT_INODE, b"K") == b"new"
+    else:
+        store.end_second_tries()
+        with pytest.raises(NotFound):
+            store.lookup(ROOT_INODE, b"K")
+
+
+def test_a_block_that_is_rewritten_goes_on_being_rewritten(running: Host) -> None:
+    """What it holds is counted, and a kill of the next server finds it unfinished."""
+    ino = put(running.store, ROOT_INODE, b"K", BYTES)
+    running.store.sync()
+    own = running.store.open(ino, writer=True, truncate=False)
+    store = running.take_over(writer(own))
+    assert_exact(running)
+    again = store.opened(ino)
+    write(store, again, b"new" * 10_000)
+    assert store.unfinished() == {ino}
+    store.close(again, writer=True)
+    assert get(store, ROOT_INODE, b"K") == (b"new" * 10_000)[: max(len(BYTES), 30_000)]
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_who_only_appends_is_known_to(running: Host, *, appends: bool) -> None:
+    """O_TRUNC by another empties what is only appended to, and else leads to a fresh inode."""
+    ino = put(running.store, ROOT_INODE, b"log", BYTES)
+    own = running.store.open(ino, writer=True, truncate=False, appends=appends)
+    store = running.take_over(writer(own)._replace(appends=appends))
+    assert store.opened(ino).is_shared_with(WRITER, 100, temporary=False) == appends
+    store.close(store.opened(ino), writer=True, appends=appends)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_stop_whose_releases_were_lost_keeps_what_was_closed(
+    running: Host, *, flushed: bool
+) -> None:
+    """By the last server: what it wrote is whole if its descriptor was closed."""
+    draft, _ = running.store.create(ROOT_INODE, b"K", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    status = os.fstat(draft.fd)
+    as_closed = (status.st_size, status.st_mtime_ns)
+    handle = writer(draft)._replace(flushed=flushed, flushed_as=as_closed)
+    running.take_over(handle)
+    running.stop(all_closed=True)
+    store = running.start()
+    if flushed:
+        assert get(store, ROOT_INODE, b"K") == BYTES
+    else:
+        with pytest.raises(NotFound):
+            store.lookup(ROOT_INODE, b"K")
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_the_handles_of_file_servers_are_theirs(running: Host, *, passing: bool) -> None:
+    """They keep no block from eviction, unless the kernel has its bytes."""
+    ino = put(running.store, ROOT_INODE, b"K", BYTES)
+    running.store.rename(ROOT_INODE, b"K", ROOT_INODE, b"block")
+    own = running.store.open_served(ino, writer=False, passing=passing)
+    store = running.take_over(reader(own)._replace(served=True, passing=passing, opens=2))
+    again = store.opened(ino)
+    assert (again.readers, again.served_readers) == (2, 2)
+    assert again.is_revocable != passing
+    for _ in range(2):
+        store.close_served(again, writer=False, passing=passing)
 
 
 def test_a_handle_of_what_is_gone_is_stale(running: Host) -> None:

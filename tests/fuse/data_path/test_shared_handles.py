@@ -137,6 +137,58 @@ def test_a_rewritten_block_is_opened_anew(desk: Desk) -> None:
     assert len(desk.ids.live) == 1
 
 
+@pytest.mark.parametrize("served", [False, True])
+def test_one_that_was_rewritten_while_it_is_read_is_opened_anew(
+    desk: Desk, *, served: bool
+) -> None:
+    """Its handle is as good as before; what the open found out about the block is not."""
+    ino = desk.put(b"one")
+    who = desk.by_server if served else contextlib.nullcontext
+    with who():
+        first, _ = desk.files.open(ino, os.O_RDONLY)
+        assert desk.files.open(ino, os.O_RDONLY)[0] == first
+    desk.files.release(first)
+    writer, _ = desk.files.open(ino, os.O_RDWR)
+    os.pwrite(desk.store.extent_fd(desk.handles.get(writer).opened), b"x" * 9000, 0)
+    desk.files.flush(writer, os.getpid())
+    desk.files.release(writer)
+    with who():
+        again, _ = desk.files.open(ino, os.O_RDONLY)
+    assert again != first
+    for fh in (first, again):
+        desk.files.release(fh)
+    assert ino not in desk.store.open_inos
+    assert len(desk.handles) == 0
+    assert len(desk.ids.live) <= 1
+
+
+def test_handles_of_more_blocks_than_may_be_kept_are_not_shared_for_ever(desk: Desk) -> None:
+    inos = [desk.put(b"%d" % number) for number in range(IDS_MAX + 1)]
+    told = [desk.files.open(ino, os.O_RDONLY)[0] for ino in inos]
+    last, oldest = (desk.files.open(ino, os.O_RDONLY)[0] for ino in (inos[-1], inos[0]))
+    assert last == told[-1]
+    assert oldest != told[0]
+    for fh in (*told, last, oldest):
+        desk.files.release(fh)
+    assert len(desk.handles) == 0
+
+
+def test_a_reader_that_closes_while_it_is_rewritten_leaves_it_to_its_writer(desk: Desk) -> None:
+    """Nobody else opened it meanwhile, so the handle is shared still."""
+    ino = desk.put(b"one")
+    reader, _ = desk.files.open(ino, os.O_RDONLY)
+    writer, _ = desk.files.open(ino, os.O_RDWR)
+    desk.files.release(reader)
+    assert ino not in desk.store.parked
+    assert desk.store.opened(ino).writers == 1
+    os.pwrite(desk.store.extent_fd(desk.handles.get(writer).opened), b"x" * 9000, 0)
+    desk.files.flush(writer, os.getpid())
+    desk.files.release(writer)
+    assert ino not in desk.store.open_inos
+    desk.load(ino)
+    assert len(desk.ids.live) == 1
+
+
 def test_a_writer_finds_what_readers_left_parked(desk: Desk) -> None:
     """One entry for an inode, one id: also when kvfs itself opens it, to truncate it."""
     ino = desk.put(b"one")
