@@ -42,7 +42,7 @@ class HeldCopies(Syscalls):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().ftruncate(fd, size_bytes)
 
-    def fdatasync(self, fd: int) -> None:
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
         """Refuse the batch, if it is to."""
         if self.refuses_rows and threading.current_thread().name == "kvfs-log":
             raise OSError(errno.EIO, os.strerror(errno.EIO))

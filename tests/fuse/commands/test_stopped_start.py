@@ -32,7 +32,7 @@ def test_a_server_that_ends_after_its_supervisor_is_waited_for(
         (asked if number == 0 else killed).set()
 
     monkeypatch.setattr(mount_background, "_GRACE_S", GRACE_S)
-    monkeypatch.setattr(mount_background.os, "killpg", killpg)
+    monkeypatch.setattr(os, "killpg", killpg)
     with (
         subprocess.Popen(
             [sys.executable, "-c", DEAF], stdout=subprocess.PIPE, process_group=0
