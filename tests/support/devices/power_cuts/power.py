@@ -15,6 +15,7 @@ from kvfs.core.settings import Settings
 from kvfs.devices import Device, format_source, open_source, wait_released
 from kvfs.engine.recovery.fsck import check_pool
 from kvfs.pool.open.ports import Kernel
+from kvfs.storage.syscalls import Syscalls
 from tests.support.mounts.mounting import workplace
 from tests.support.store.driven import Driven, driven
 from tests.support.store.stores import MIB, fill_pool, no_bar
@@ -73,12 +74,14 @@ class Drive:
         """Return the settings of a mount that writes nothing."""
         return dataclasses.replace(self.settings, read_only=True)
 
-    def start(self, kernel: Kernel | None = None) -> Driven:
+    def start(self, kernel: Kernel | None = None, syscalls: Syscalls | None = None) -> Driven:
         """Start a store."""
         self._device = open_source(str(self.path), read_only=self.settings.read_only)
         try:
             memory = None if self.memory is None else self.memory.at(self.settings)
-            self._store = driven(self._device, self.settings, kernel, outliving=memory)
+            self._store = driven(
+                self._device, self.settings, kernel, syscalls=syscalls, outliving=memory
+            )
         except BaseException:
             self._device.close()
             self._device = None
