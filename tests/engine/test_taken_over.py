@@ -230,6 +230,41 @@ def test_the_handles_of_file_servers_are_theirs(running: Host, *, passing: bool)
         store.close_served(again, writer=False, passing=passing)
 
 
+def test_notes_of_what_nobody_writes_any_more_are_dropped(running: Host) -> None:
+    """The server was killed between the last step of a close and the end of its note."""
+    store = running.store
+    draft, _ = store.create(ROOT_INODE, b"K", FILE, 0, 0)
+    write(store, draft, BYTES)
+    store.close(draft, writer=True)
+    store.leave_note_of(draft)
+    assert store.noted_writers() == {draft.ino}
+    store = running.take_over()
+    assert store.noted_writers() == set()
+    assert get(store, ROOT_INODE, b"K") == BYTES
+
+
+def test_what_lost_its_name_long_ago_goes_once_nobody_reads_it(running: Host) -> None:
+    """Its reader closed it while there was no server."""
+    ino = put(running.store, ROOT_INODE, b"K", BYTES)
+    running.store.set_calendar(-1)
+    running.store.open_to_read(ino)
+    running.store.unlink(ROOT_INODE, b"K")
+    store = running.take_over()
+    store.drain()
+    assert not running.extent(ino).exists()
+
+
+def test_the_holes_of_a_draft_are_known_to_be_room_that_it_may_take(running: Host) -> None:
+    draft, _ = running.store.create(ROOT_INODE, b"K", FILE, 0, 0)
+    write(running.store, draft, BYTES, 1 << 20)
+    expected = running.store.growth_bytes(draft, 8192, 8192)
+    store = running.take_over(writer(draft))
+    assert store.growth_bytes(store.opened(draft.ino), 8192, 8192) == expected == 8192
+    write(store, store.opened(draft.ino), BYTES)
+    assert_exact(running)
+    store.close(store.opened(draft.ino), writer=True)
+
+
 def test_a_handle_of_what_is_gone_is_stale(running: Host) -> None:
     store = running.take_over(LivingHandle(InodeNo(77), writer=False))
     with pytest.raises(DeadInode):

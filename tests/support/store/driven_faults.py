@@ -11,6 +11,7 @@ import pytest
 
 from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool_change import Follower, Followers
 from kvfs.storage.index_transaction import WriteTransaction
 from tests.support.store.inside import At
@@ -113,6 +114,10 @@ class Faults:
         identity = extents.identity(ino)
         assert identity is not None
         extents.identify(ino, identity._replace(mtime_ns=mtime_ns))
+
+    def leave_note_of(self, opened: OpenInode) -> None:
+        """Let the note be left that *opened* has a writer, as by a kill before its end."""
+        self.engine.pool.open.notes.writing(opened)
 
     def find_outdated(self, ino: InodeNo) -> None:
         """Let the sweep have found that the identity of *ino* is to be written, and not do it."""

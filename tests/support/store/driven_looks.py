@@ -108,6 +108,9 @@ class Looks:
     unfinished = At(lambda engine: engine.pool.unfinished.copy)
     listed_unfinished = At(lambda engine: engine.pool.index.unfinished)
 
+    #: What is noted to have had a writer.
+    noted_writers = At(lambda engine: engine.pool.open.notes.all_written)
+
     def noted_closes(self, ino: InodeNo) -> int:
         """Return how many closes of *ino* a next server would have to carry out."""
         return len(dict(self.engine.pool.open.notes.all_closes()).get(ino, ()))
