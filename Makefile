@@ -3,7 +3,7 @@
 
 VENV := .venv
 CONNECTORS_VENV := .venv-connectors
-PINS := pyproject.toml setup.py constraints.txt make/venv.sh
+PINS := pyproject.toml setup.py constraints.txt make/venv.sh mount/fuse/compiled_reader.pyx
 
 # Python to make .venv with; the default is the first of these that is 3.11 or later.
 PYTHON ?=

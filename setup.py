@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 # Imported first: it brings a distutils of its own, which Python 3.12 no longer has.
-from setuptools import find_packages, setup  # isort: skip
+from setuptools import Extension, find_packages, setup  # isort: skip
 from distutils.command.install_data import install_data
 
 from setuptools.command.build_py import build_py
@@ -43,11 +43,26 @@ PACKAGES = find_packages(include=["kvfs", "kvfs.*", HERE, f"{HERE}.*"])
 #: An editable installation is this tree: nothing is copied, and nothing has another name.
 IS_THIS_TREE = "editable_wheel" in sys.argv
 
+READER = "fuse/compiled_reader"
+#: Optional: without Cython or a C compiler kvfs does without it (mount/fuse/reader_choice.py).
+COMPILED = Extension(
+    f"{HERE if IS_THIS_TREE else INSTALLED}.{READER.replace('/', '.')}",
+    [f"{HERE}/{READER}.pyx"],
+    # As small as a module of others' wheels: no names for a debugger.
+    extra_compile_args=["-g0"],
+    extra_link_args=["-s"],
+    optional=True,
+)
+
 # The list of data files is not empty, or setuptools would not ask for them at all.
 setup(
     packages=PACKAGES if IS_THIS_TREE else packages_installed(PACKAGES),
     package_dir={} if IS_THIS_TREE else {INSTALLED: HERE},
     cmdclass={"install_data": MadeFiles, "build_py": OwnNames},
+    ext_modules=[COMPILED],
+    exclude_package_data={"": ["*.pyx", "*.pyi"]},
+    # What Cython writes is not for this tree.
+    options={"build_ext": {"cython_c_in_temp": True}},
     data_files=[("share/doc/kvfs", ["README.md"])],
     long_description=long_description(),
     long_description_content_type="text/markdown",

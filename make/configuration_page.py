@@ -222,6 +222,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         "unlink_queue_max": Words("removed blocks that may wait for the disk", _SELDOM),
         "max_background": Words("requests that the kernel may have under way", _SELDOM),
         "fast_lane": Words("quick requests are answered without a coroutine", _DEBUG),
+        "compiled_reader": Words(
+            "compiled code answers opens of blocks that were loaded before, where it was installed",
+            _DEBUG,
+        ),
     },
     "What the kernel remembers": {
         "entry_timeout_s": Words(

@@ -137,8 +137,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self._device = device
         self.channel = Channel(
             port.fuse_fd,
-            settings.max_background,
-            settings.busy_poll_us,
+            settings,
             port,
             port.readers if settings.fast_lane else None,
             port.store.pool.background.run_one,

@@ -103,6 +103,9 @@ class Settings:
         "with hostUsers: false (Linux 6.12)",
     )
     fast_lane: bool = setting(True, "answers quick requests without a coroutine; off to debug")
+    compiled_reader: bool = setting(
+        True, "compiled code answers opens of blocks that were loaded before; off to debug"
+    )
 
     entry_timeout_s: float = setting(
         3600.0,

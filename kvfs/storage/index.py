@@ -104,7 +104,7 @@ class Index:
         self._commits_to_look = 0
         self._file: IndexFile | None = None
         self._pending = PendingRows()
-        self._records = RecordCache()
+        self.records: Final = RecordCache()
         self._writing = False
         #: Held by commits, and by reads in other threads. A read pins the pages freed meanwhile,
         #: and may wait for the GIL during a hundred commits: a nearly full map would fill up.
@@ -192,13 +192,13 @@ class Index:
     def inode(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino*, None if there is none."""
         key = inode_key(ino)
-        record = self._records.get(key)
+        record = self.records.get(key)
         if record is None:
             raw = self._get(key)
             if raw is None:
                 return None
             record = parse_inode(raw)
-            self._records.remember(key, record)
+            self.records.remember(key, record)
         return record
 
     def inode_or_miss(self, ino: InodeNo) -> InodeRecord | None:
@@ -216,7 +216,7 @@ class Index:
 
         False proves nothing: call ``inode`` then.
         """
-        return self._records.get(key) is record
+        return self.records.get(key) is record
 
     def knows(self, ino: InodeNo) -> bool:
         """Whether *ino* has a record, even one that cannot be read: fsck decides about those.
@@ -399,14 +399,14 @@ class Index:
             self._commit(rows, deed)
         else:
             self._pending.update(rows)
-        self._records.learn(rows, records)
+        self.records.learn(rows, records)
 
     def _keep(
         self, rows: Rows, records: dict[bytes, InodeRecord], deed: Deed | None = None
     ) -> None:
         self._require_room(rows)
         self._commit(rows, deed)
-        self._records.learn(rows, records)
+        self.records.learn(rows, records)
 
     def _commit(self, rows: Rows, deed: Deed | None = None) -> None:
         """Commit *rows* and all waiting ones in one transaction; on failure those still wait."""

@@ -42,6 +42,8 @@ def describe(mount: Parts) -> dict[str, Any]:
         "idmapped_mounts": mount.port.idmapped,
         "data_path": path.name,
         "data_path_reason": mount.port.choice.reason,
+        "request_reader": channel.choice.name,
+        "request_reader_reason": channel.choice.reason,
         "server_pid": os.getpid(),
         "supervisor_pid": None if mount.held.lost else mount.held.supervisor_pid,
         "restarts": mount.held.restarts,

@@ -7,7 +7,8 @@ stays valid while the block's record is the same. So the next open only compares
 counted.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from kvfs.core.lifecycle import FINAL, State
 from kvfs.core.records import inode_key
@@ -15,8 +16,10 @@ from kvfs.core.reuse import NOT_FOLLOWED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.pool.figures.cache_figures import CacheFigures
-from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool
+from kvfs.storage.heat import Heat
+from kvfs.storage.index_transaction import RecordCache
 from mount.files.handles import Handle, Handles
 from mount.fuse.wire import OPEN_OUT, Grant
 
@@ -53,6 +56,19 @@ class Shared:
         self.told = OPEN_OUT.pack(handle.fh, grant.open_flags, grant.backing_id)
 
 
+class Known(NamedTuple):
+    """Where the compiled reader (mount/fuse/compiled_reader.pyx) looks, and where it counts."""
+
+    shared: dict[InodeNo, Shared]
+    most: int
+    inodes: OpenInodes
+    records: RecordCache
+    heat: Heat
+    handles: Handles
+    loaded: Callable[[int], None]
+    not_followed: int = NOT_FOLLOWED
+
+
 class SharedHandles:
     """The shared handles by inode.
 
@@ -74,6 +90,19 @@ class SharedHandles:
         #: What file servers share, on passthrough only: Ganesha opens a block for its attributes,
         #: and again to read it. Oldest first.
         self._by_servers: dict[InodeNo, Shared] = {}
+
+    def known(self) -> Known:
+        """Return all that ``enter`` and ``leave`` use, the same objects for ever."""
+        pool = self._pool
+        return Known(
+            self._shared,
+            self._most,
+            pool.open.inodes,
+            pool.index.records,
+            pool.rules.heat,
+            self._handles,
+            self._loaded,
+        )
 
     def enter(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
         """Count *request* as a reader on the shared handle of *ino* for open(2) *flags*.

@@ -17,12 +17,14 @@ import trio
 
 from kvfs.core.errors import NotAtHand
 from kvfs.core.latency import Latency
+from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo
 from mount.fuse.errno_map import counted_errno
 from mount.fuse.init_reply import Agreement, InitExchange
 from mount.fuse.late import OwedAnswers
 from mount.fuse.libfuse_pair import Libfuse
-from mount.fuse.request_reader import KnownReaders, RequestReader, ResentRequests
+from mount.fuse.reader_choice import choose_reader
+from mount.fuse.request_reader import KnownReaders, Reader, ResentRequests
 from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,
@@ -101,8 +103,7 @@ class Channel:
     def __init__(
         self,
         device_fd: int,
-        max_background: int,
-        busy_poll_us: int,
+        settings: Settings,
         agreement: Agreement,
         readers: KnownReaders | None,
         idle: Callable[[], bool],
@@ -112,7 +113,7 @@ class Channel:
         Raises ServeFailed where a socket has too little room.
         """
         self._device_fd = device_fd
-        self._init = InitExchange(agreement, max_background)
+        self._init = InitExchange(agreement, settings.max_background)
         self.libfuse: Final = Libfuse(self._init, self._pass_on)
         self._buffer = bytearray(REQUEST_MAX_BYTES)
         self._view = memoryview(self._buffer)
@@ -127,8 +128,9 @@ class Channel:
         self.times = RequestTimes()
         self._timed = self.times.running
         counted = (self.requests, self.answered_here)
-        self.reader: RequestReader | ResentRequests = RequestReader(
-            device_fd, self._buffer, busy_poll_us, counted, self.reply, readers, idle
+        self.choice: Final = choose_reader(compiled=settings.compiled_reader)
+        self.reader: Reader = self.choice.make(
+            device_fd, self._buffer, settings.busy_poll_us, counted, self.reply, readers, idle
         )
         self._answers: list[Answer | None] = [None] * OPCODES
 
@@ -179,9 +181,9 @@ class Channel:
         """
         self._init.replay()
         own = self.reader
-        assert isinstance(own, RequestReader), "it takes over once"
+        assert not isinstance(own, ResentRequests), "it takes over once"
 
-        def go_on(usual: RequestReader = own) -> RequestReader:
+        def go_on(usual: Reader = own) -> Reader:
             self.reader = usual
             usual.begin_turn()
             return usual

@@ -137,6 +137,25 @@ class KnownReaders(Protocol):
     def leave(self, ino: "InodeNo", fh: int, request: int, /) -> bool:
         """Count a close of handle *fh* of *ino* by *request*; False if it is not known here."""
 
+    def known(self) -> object:
+        """Return what all this looks at and counts in, for the compiled reader."""
+
+
+class Reader(Protocol):
+    """Reads the requests of one mount into one buffer, and answers those of known readers."""
+
+    #: How many more may be read before the other tasks get their turn.
+    left: int
+
+    def answer_nothing(self) -> None:
+        """Answer no request here any more, and do no idle work."""
+
+    def begin_turn(self) -> None:
+        """Begin a turn, after the other tasks had theirs."""
+
+    def next(self, *, may_wait: bool) -> int:
+        """Read the next request that is not answered here, and return its size in bytes."""
+
 
 class RequestReader:
     """Reads the requests of one mount into one buffer. All methods run on the trio thread."""
@@ -255,7 +274,7 @@ class ResentRequests:
         init_request: bytes,
         answer: Callable[[bytes], bytes | None],
         reply: Callable[[bytes], None],
-        go_on: Callable[[], RequestReader],
+        go_on: Callable[[], Reader],
     ) -> None:
         """*answer* returns the answer to a request that was done, or None; *go_on* the reader."""
         self._device_fd: Final = device_fd

@@ -213,8 +213,8 @@ def other() -> Iterator[Caller]:
         yield caller
 
 
-@pytest.fixture
-def wires() -> Iterator[Wires]:
+@pytest.fixture(params=[False, True], ids=["python", "compiled"])
+def wires(request: pytest.FixtureRequest) -> Iterator[Wires]:
     """A fresh channel between two sockets."""
-    with contextlib.closing(Wires()) as made:
+    with contextlib.closing(Wires(compiled=request.param)) as made:
         yield made

@@ -130,6 +130,18 @@ def test_nothing_but_names_of_modules_changes() -> None:
         as_installed("import mount.serve\n")
 
 
+def test_without_a_compiler_a_wheel_lacks_the_compiled_module_alone(
+    source_package: Path, wheel: Path, tmp_path: Path
+) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps")
+    build = (*pip, "--no-build-isolation", "--no-index", "-w", tmp_path, source_package)
+    run("env", "CC=/bin/false", *build)
+    (made,) = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(made) as without:
+        (missing,) = set(whole.namelist()) - set(without.namelist())
+    assert re.fullmatch(r"kvfs_mount/fuse/compiled_reader\.cpython-.*\.so", missing)
+
+
 @pytest.mark.needs_fuse
 def test_an_installation_serves_and_outlives_its_server(prefix: Path) -> None:
     """With this environment's packages, but no file of this tree."""
@@ -145,6 +157,7 @@ def test_an_installation_serves_and_outlives_its_server(prefix: Path) -> None:
             (kv / "block.tmp").write_bytes(b"kept")
             (kv / "block.tmp").rename(kv / "block")
             before = json.loads(run(kvfs, "status", "--json", kv))
+            assert before["request_reader"] == "compiled"
             code = Path(f"/proc/{before['supervisor_pid']}/cmdline").read_bytes().split(b"\0")
             assert os.fsencode(packages / "kvfs_mount" / "supervisor" / "__main__.py") in code
             os.kill(before["server_pid"], signal.SIGKILL)

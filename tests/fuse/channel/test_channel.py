@@ -25,7 +25,7 @@ from mount.fuse.wire import (
     data_reply,
     error_reply,
 )
-from tests.support.kernel.wires import Wires, request
+from tests.support.kernel.wires import Wires, in_python, request
 
 GRANT: Final = Grant(FOPEN_PASSTHROUGH, BackingId(77))
 
@@ -218,6 +218,7 @@ async def test_stop_ends_the_pump(wires: Wires) -> None:
             await wires.channel.next_request()
 
 
+@in_python
 async def test_an_unmount_ends_the_pump(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> int:
         raise OSError(errno.ENODEV, "unmounted")
@@ -228,6 +229,7 @@ async def test_an_unmount_ends_the_pump(wires: Wires, monkeypatch: pytest.Monkey
         await wires.channel.next_request()
 
 
+@in_python
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOENT, errno.EINTR])
 async def test_a_request_that_was_taken_back_is_nothing(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, code: int

@@ -7,7 +7,7 @@ import trio.testing
 from mount.fuse.channel import TIMED_OF
 from mount.fuse.wire import IN_HEADER, OUT_HEADER, OUT_HEADER_BYTES, Opcode, data_reply, error_reply
 from tests.support.clients.stepping import STEP_WAIT_S
-from tests.support.kernel.wires import Wires, request
+from tests.support.kernel.wires import Wires, in_python, request
 
 
 async def test_a_later_answer_is_the_only_one(wires: Wires) -> None:
@@ -103,6 +103,7 @@ async def test_a_pump_that_waits_for_late_answers_can_be_stopped(
         wires.channel.stop()
 
 
+@in_python
 async def test_a_pump_that_lets_the_others_have_their_turn_can_be_stopped(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,24 +241,36 @@ DAEMON_TABLE: Final = [
 ]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["lane", "no-lane"])
-def lane(request: pytest.FixtureRequest) -> bool:
-    """Whether the fast lane is on."""
-    return bool(request.param)
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"compiled_reader": False}, {"fast_lane": False}],
+    ids=["compiled", "lane", "no-lane"],
+)
+def lanes(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """What a mount is set to."""
+    return dict(request.param)
 
 
 @pytest.fixture(scope="module")
-def fast(lane: bool) -> Iterator[Mounted]:
+def lane(lanes: dict[str, bool]) -> bool:
+    """Whether the fast lane is on."""
+    return lanes.get("fast_lane", True)
+
+
+@pytest.fixture(scope="module")
+def fast(lanes: dict[str, bool]) -> Iterator[Mounted]:
     """A passthrough mount with or without the fast lane."""
-    with mounted_with({"fast_lane": lane}) as mount:
+    with mounted_with(lanes) as mount:
         require_passthrough(mount)
+        compiled = lanes.get("compiled_reader", True)
+        assert mount.status()["request_reader"] == ("compiled" if compiled else "python")
         yield mount
 
 
 @pytest.fixture(scope="module")
-def slow(lane: bool) -> Iterator[Mounted]:
+def slow(lanes: dict[str, bool]) -> Iterator[Mounted]:
     """The same on the daemon path."""
-    with mounted_with({"fast_lane": lane, "data_path": "daemon"}) as mount:
+    with mounted_with({**lanes, "data_path": "daemon"}) as mount:
         yield mount
 
 

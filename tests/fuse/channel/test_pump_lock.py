@@ -6,7 +6,7 @@ import trio.testing
 
 from mount.fuse.libfuse_pair import PumpLock
 from mount.fuse.wire import Opcode
-from tests.support.kernel.wires import Wires, request
+from tests.support.kernel.wires import Wires, in_python, request
 
 
 async def test_the_reader_keeps_the_lock_until_it_must_wait() -> None:
@@ -81,6 +81,7 @@ async def test_readers_that_see_the_end_by_themselves_leave_none_behind(held: bo
     assert len(ended) == 3
 
 
+@in_python
 async def test_a_channel_that_stops_between_two_turns_leaves_no_reader_behind(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,20 +1,18 @@
-"""The intake by itself: a socket stands for /dev/fuse, and readers' requests come in through it."""
+"""Both request readers by themselves: a socket stands for /dev/fuse, and requests come by it."""
 
 import contextlib
 import errno
 import os
-import socket
 from collections.abc import Iterator
-from typing import Final
 
 import pytest
 
 from kvfs.core.types import HandleNo, InodeNo
-from mount.fuse.request_reader import TURN_MESSAGES, RequestReader
+from mount.fuse.reader_choice import choose_reader
+from mount.fuse.request_reader import TURN_MESSAGES
 from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,
-    OPCODES,
     OPEN_IN,
     OPEN_OUT,
     RELEASE_IN,
@@ -24,70 +22,16 @@ from mount.fuse.wire import (
     error_reply,
 )
 from tests.support.store.readers_desk import Desk
+from tests.support.store.readers_door import Door
 from tests.support.store.stores import host
 
-BUFFER_BYTES: Final = 4096
 
-
-class Door:
-    """An intake before the files of a desk; ``kernel`` is the test's end of the device."""
-
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.replies: list[bytes] = []
-        self.now_ns = 0
-        self.requests, self.answered = [0] * OPCODES, [0] * OPCODES
-        self.idle = lambda: False
-        self.reader = RequestReader(
-            self._device.fileno(),
-            bytearray(BUFFER_BYTES),
-            busy_poll_us=40,
-            counted=(self.requests, self.answered),
-            reply=self.replies.append,
-            readers=desk.files.readers,
-            idle=lambda: self.idle(),
-            clock_ns=self.clock_ns,
-        )
-        self.reader.begin_turn()
-
-    def clock_ns(self) -> int:
-        """Look at the clock."""
-        return self.now_ns
-
-    def ask(self, opcode: int, unique: int, ino: InodeNo, body: bytes) -> int:
-        """Send a request; return the size of one that is left to others, 0 if there is none."""
-        size_bytes = IN_HEADER_BYTES + len(body)
-        head = IN_HEADER.pack(size_bytes, opcode, unique, ino, 0, 0, 0, 0, 0)
-        self.kernel.send(head + body)
-        return self.reader.next(may_wait=False)
-
-    def open(self, unique: int, ino: InodeNo, flags: int = os.O_RDONLY) -> int:
-        """Ask for an open."""
-        return self.ask(Opcode.OPEN, unique, ino, OPEN_IN.pack(flags, 0))
-
-    def release(self, unique: int, ino: InodeNo, fh: HandleNo) -> int:
-        """Ask for a close."""
-        return self.ask(Opcode.RELEASE, unique, ino, RELEASE_IN.pack(fh, 0, 0, 0))
-
-    def readers(self, ino: InodeNo) -> int:
-        """Return how many readers are counted."""
-        store = self.desk.store
-        return store.opened(ino).readers if ino in store.open_inos else 0
-
-    def close(self) -> None:
-        """Close both ends, and let go of the files."""
-        self.reader.answer_nothing()
-        self.kernel.close()
-        self._device.close()
-
-
-@pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+@pytest.fixture(params=[False, True], ids=["python", "compiled"])
+def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     with (
         host() as machine,
         contextlib.closing(Desk(machine, monkeypatch)) as desk,
-        contextlib.closing(Door(desk)) as made,
+        contextlib.closing(Door(desk, choose_reader(compiled=request.param))) as made,
     ):
         yield made
 
@@ -219,3 +163,12 @@ def test_work_is_done_while_no_request_waits_and_counts_for_the_turn(door: Door)
     door.reader.begin_turn()
     assert door.open(1, ino), "a request comes before work"
     assert len(jobs) == 5
+
+
+def test_errors_of_the_device_are_raised(door: Door) -> None:
+    """The channel knows which of them end the mount, and which mean that a request was aborted."""
+    nothing = os.open("/dev/null", os.O_WRONLY)
+    os.dup2(nothing, door.device_fd)
+    os.close(nothing)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        door.reader.next(may_wait=True)

@@ -30,10 +30,14 @@ USES: Final[dict[str, Callable[[Path], object]]] = {
 }
 
 
-@pytest.mark.parametrize("fast_lane", [True, False], ids=["lane", "handlers"])
-def test_every_use_is_a_touch(fast_lane: bool) -> None:
+@pytest.mark.parametrize(
+    "lanes",
+    [{}, {"compiled_reader": False}, {"fast_lane": False}],
+    ids=["compiled", "lane", "handlers"],
+)
+def test_every_use_is_a_touch(lanes: dict[str, bool]) -> None:
     """The kernel keeps no names here: one that it knows it does not ask for."""
-    settings = {"fast_lane": fast_lane, "entry_timeout_s": 0, "attr_timeout_s": 0}
+    settings = {**lanes, "entry_timeout_s": 0, "attr_timeout_s": 0}
     with mounted_with(settings) as mount:
         numbers = {}
         for name in (*USES, "left-alone", "stored-last"):

@@ -6,13 +6,17 @@ import socket
 from types import SimpleNamespace
 from typing import Final
 
+import pytest
 import trio
 
+from kvfs.core.settings import Settings
 from mount.fuse.channel import Channel
 from mount.fuse.init_reply import agree
 from mount.fuse.wire import IN_HEADER, IN_HEADER_BYTES
 
 ROOM_BYTES: Final = 1 << 20
+#: For tests that stand in for readv(2), or for a method of the reader: only Python can be patched.
+in_python: Final = pytest.mark.parametrize("wires", [False], ids=["python"], indirect=True)
 
 
 def request(opcode: int, unique: int, body: bytes = b"", nodeid: int = 1) -> bytes:
@@ -24,7 +28,7 @@ def request(opcode: int, unique: int, body: bytes = b"", nodeid: int = 1) -> byt
 class Wires:
     """A channel between two sockets; ``kernel`` and ``libfuse`` are the test's ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiled: bool) -> None:
         self.kernel, self._device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._device.setblocking(False)
         self.idle = lambda: False
@@ -34,8 +38,7 @@ class Wires:
         )
         self.channel = Channel(
             self._device.fileno(),
-            max_background=100,
-            busy_poll_us=40,
+            Settings(max_background=100, busy_poll_us=40, compiled_reader=compiled),
             agreement=self.agreement,
             readers=None,
             idle=lambda: self.idle(),  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from kvfs.core.eviction_policy import Adaptive
 from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode
@@ -85,7 +86,7 @@ class Faults:
     count_anew = At(lambda engine: engine.pool.change)
     grow_index = At(lambda engine: engine.pool.index.preallocate)
     #: Read from the index again what it has parsed: it keeps so many rows.
-    forget_parsed = At(lambda engine: engine.pool.index._records.clear)
+    forget_parsed = At(lambda engine: engine.pool.index.records.clear)
     forget_policies = At(lambda engine: engine.pool.rules.policies.clear)
     identify_node = At(lambda engine: engine.pool.extents.identify_node)
 
@@ -154,6 +155,7 @@ class Faults:
             "search": (self.engine.reclaim, "search_anew"),
             "sync": (self.engine.durable_pass, "goal"),
             "durable": (self.engine.pool.extents, "make_durable"),
+            "use": (self.engine.pool.rules.heat.policy, "used"),
         }[what]
         made = getattr(owner, name)
 
@@ -162,6 +164,12 @@ class Faults:
             return made(*args, **kwargs)
 
         patch.setattr(owner, name, noted)
+
+    def sample_all(self, patch: pytest.MonkeyPatch) -> None:
+        """Let a policy hear of each use of a block, and not only of a few blocks' uses."""
+        policy = Adaptive()
+        patch.setattr(policy._shadows, "sample_bits", 0)
+        patch.setattr(self.engine.pool.rules.heat, "policy", policy)
 
     def hold_thread(self, patch: pytest.MonkeyPatch) -> None:
         """Let no long job begin: the thread is busy."""

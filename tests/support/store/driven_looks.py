@@ -126,6 +126,10 @@ class Looks:
     lease_shares_bytes = At(lambda engine: engine.pool.rules.leases.shares.held_bytes)
     policy = At(lambda engine: engine.pool.rules.policies.of)
     touched = At(lambda engine: engine.pool.rules.heat.touched)
+    heat_clock = At(lambda engine: engine.pool.rules.heat.stamp)
+    #: Loads of followed blocks that no tick has counted.
+    waiting_loads = At(lambda engine: engine.pool.figures.reuse._loads.copy)
+    tally_of = At(lambda engine: engine.pool.figures.tally_of)
     ranked = At(lambda engine: engine.pool.rules.heat.__contains__)
     ranked_count = At(lambda engine: engine.pool.rules.heat.__len__)
 
