@@ -45,6 +45,8 @@ cdef enum:
     WAKING = 3
     POLL_MS = 15
     OPCODES_MAX = 64
+    LOADS = OPCODES_MAX
+    LOADS_DIVISOR = 5
     # As handles.py.
     ROWS_START = 4096
     ROW_BYTES = 96
@@ -106,7 +108,7 @@ cdef class CompiledReader:
     cdef Reply _answered_with
     cdef int _turn_messages, _last_code
     cdef int64_t _turn_ns, _turn_ends_ns, _busy_ns
-    cdef int _streaks[OPCODES_MAX]
+    cdef int _streaks[OPCODES_MAX + 1]
     # Of SharedHandles: all but `_rows` and `_memory` are the same objects for ever.
     cdef dict _shared, _parked
     cdef list _parts
@@ -224,6 +226,8 @@ cdef class CompiledReader:
         cdef int after = self._last_code, came = 0
         cdef int64_t began_ns, busy_ns = self._busy_ns
         cdef pollfd device
+        if after == LOADS:
+            busy_ns //= LOADS_DIVISOR
         device.fd, device.events = self._fd, POLLIN
         with nogil:
             began_ns = _now_ns()
@@ -259,11 +263,13 @@ cdef class CompiledReader:
             if shared is None:
                 return False
             told = shared.told
+            self._last_code = LOADS
             reply.length += OPEN_OUT_BYTES
             memcpy(reply.opened, <const char *>told, OPEN_OUT_BYTES)
         elif opcode == RELEASE:
             if not self._leave(ino, argument, reply.unique):
                 return False
+            self._last_code = LOADS
         elif memcmp(request + NAME_OFFSET, b"security.", 9) == 0:
             reply.error = -ENODATA
         else:

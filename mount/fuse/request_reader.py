@@ -46,6 +46,10 @@ _SURE: Final = 2
 #: A sleeping server that is woken within this many times the busy-poll time would have seen the
 #: request while polling: most of that delay is the wake-up itself.
 _WAKING: Final = 3
+#: The kind of opens and closes of known readers. Between them the client copies bytes, and no client
+#: waits for a close. So what follows is awaited awake for a fifth as long as after other kinds.
+LOADS: Final = OPCODES
+_LOADS_DIVISOR: Final = 5
 _READ_ANEW: Final = frozenset({errno.ENOENT, errno.EINTR})
 
 #: Of struct fuse_in_header opcode, unique, nodeid and pid; and the first eight bytes that follow:
@@ -96,6 +100,8 @@ class BusyPoll:
         """Wait *longest_ms* at most for the request after one of kind *after*; True if it came."""
         poll, clock_ns = self._poll, self._clock_ns
         streaks, busy_ns = self._streaks, self._busy_ns
+        if after == LOADS:
+            busy_ns //= _LOADS_DIVISOR
         began_ns = clock_ns()
         if streaks[after] >= _SURE:
             while clock_ns() - began_ns < busy_ns:
@@ -182,7 +188,7 @@ class RequestReader:
         self._device_fd: Final = device_fd
         self._buffer: Final = buffer
         self._buffers: Final = [buffer]
-        self._wait: Final = BusyPoll(poller.poll, busy_poll_us, OPCODES).wait
+        self._wait: Final = BusyPoll(poller.poll, busy_poll_us, OPCODES + 1).wait
         self._requests, self._answered = counted
         self._reply: Final = reply
         #: The kind of the request read last.
@@ -238,9 +244,11 @@ class RequestReader:
                         shared = readers.enter_served(nodeid, argument & _FLAGS_MASK, unique)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told
+                        self._last_code = LOADS
                 elif code == _RELEASE:
                     if readers.leave(nodeid, argument, unique):
                         answer = error_reply(unique, 0)
+                        self._last_code = LOADS
                 elif code == _GETXATTR and buffer.startswith(_NEVER_SET, _NAME_OFFSET):
                     answer = error_reply(unique, errno.ENODATA)
             except Exception:

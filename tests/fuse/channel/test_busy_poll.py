@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from mount.fuse.request_reader import BusyPoll
+from mount.fuse.request_reader import LOADS, BusyPoll
 
 _BUSY_US: Final = 40
 _LONGEST_MS: Final = 15
@@ -39,7 +39,7 @@ class Kernel:
 
 def waiter(kernel: Kernel, busy_us: int = _BUSY_US) -> BusyPoll:
     """Return the wait for requests of *kernel*."""
-    return BusyPoll(kernel.poll, busy_us, 64, kernel.clock_ns)
+    return BusyPoll(kernel.poll, busy_us, LOADS + 1, kernel.clock_ns)
 
 
 def test_what_comes_at_once_is_awaited_awake_from_the_third_time_on() -> None:
@@ -80,3 +80,17 @@ def test_a_busy_wait_of_0_never_is_one() -> None:
     wait = waiter(kernel, busy_us=0)
     assert all(wait.wait(_FLUSH, _LONGEST_MS) for _ in range(8))
     assert kernel.slept == [_LONGEST_MS] * 8
+
+
+def test_what_follows_a_load_is_awaited_awake_for_less_time() -> None:
+    """Opens and closes at once are one kind: most loads have bytes to copy in between."""
+    kernel = Kernel(5, 5, 5, 20, 20)
+    wait = waiter(kernel)
+    assert all(wait.wait(LOADS, _LONGEST_MS) for _ in range(3))
+    assert len(kernel.slept) == 2, "the third one awake"
+    assert wait.wait(LOADS, _LONGEST_MS)
+    assert len(kernel.slept) == 3, "asleep after 8 us"
+    loads = Kernel(5, 200, 5, 200, 5, 200, 5, 200)
+    wait = waiter(loads)
+    assert all(wait.wait(LOADS, _LONGEST_MS) for _ in range(8))
+    assert len(loads.slept) == 8, "never awake"
