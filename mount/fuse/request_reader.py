@@ -46,8 +46,8 @@ _SURE: Final = 2
 #: A sleeping server that is woken within this many times the busy-poll time would have seen the
 #: request while polling: most of that delay is the wake-up itself.
 _WAKING: Final = 3
-#: The kind of opens and closes of known readers. Between them the client copies bytes, and no client
-#: waits for a close. So what follows is awaited awake for a fifth as long as after other kinds.
+#: The kind of opens and closes of known readers. Between them a client copies bytes, and none waits
+#: for a close. So what follows is awaited awake for a fifth as long as after other kinds.
 LOADS: Final = OPCODES
 _LOADS_DIVISOR: Final = 5
 _READ_ANEW: Final = frozenset({errno.ENOENT, errno.EINTR})

@@ -29,13 +29,13 @@ IDS_MAX: Final = 2
 TIDS: Final = [0, 0, os.getpid(), KERNEL_THREAD]
 FLAGS: Final = [os.O_RDONLY] * 4 + [os.O_DIRECT, os.O_RDWR, os.O_RDWR | os.O_TRUNC]
 #: A name's number, or that of a handle among those that were given out, or more than there are.
-WHICH: Final = integers(0, 5)
+WHICH: Final = integers(0, 7)
 Step = tuple[str, Any, Any]
 
 STEPS: Final = lists(
     tuples(sampled_from(["open"] * 2), WHICH, tuples(sampled_from(FLAGS), sampled_from(TIDS)))
     | tuples(sampled_from(["close"] * 2), WHICH, sampled_from([0, 0, 0, 0, 1]))
-    | tuples(sampled_from(["store", "unlink", "forget"]), WHICH, sampled_from([0]))
+    | tuples(sampled_from(["store", "unlink", "forget", "chmod", "use"]), WHICH, sampled_from([0]))
     | tuples(sampled_from(["burst", "evict", "give_up"]), sampled_from([0]), sampled_from([0]))
     | tuples(sampled_from(["getxattr"]), WHICH, sampled_from([b"security.x", b"user.x"]))
     | tuples(sampled_from(["short"]), WHICH, sampled_from([Opcode.OPEN, Opcode.RELEASE])),
@@ -59,6 +59,31 @@ BY_SERVERS: Final[list[Step]] = [
     ("close", 2, 0),
     ("close", 1, 0),
     ("close", 3, 0),
+]
+OPEN: Final[Any] = (os.O_RDONLY, 0)
+LAST_OF_PROGRAMS: Final[list[Step]] = [
+    ("open", 0, OPEN),
+    ("open", 0, (os.O_RDONLY, KERNEL_THREAD)),
+    ("close", 0, 0),
+    ("open", 0, OPEN),
+    ("close", 1, 0),
+]
+MORE_THAN_IDS: Final[list[Step]] = [
+    ("store", 2, 0),
+    *(("open", which, OPEN) for which in (0, 1, 2, 0, 1, 2)),
+    *(("close", which, 0) for which in range(6)),
+    *(("open", which, OPEN) for which in (0, 1, 2)),
+]
+CHANGED: Final[list[Step]] = [
+    ("open", 0, OPEN),
+    ("open", 0, OPEN),
+    ("chmod", 0, 0),
+    ("open", 0, OPEN),
+    ("forget", 0, 0),
+    ("open", 0, OPEN),
+    ("use", 0, 0),
+    *(("close", which, 0) for which in range(4)),
+    ("open", 0, OPEN),
 ]
 
 
@@ -96,7 +121,18 @@ class World:
             return self.desk.put(name, b"%d" % self.unique)
         if what == "forget":
             return self.desk.store.forget_parsed()
+        if what == "chmod":
+            return self.desk.store.change(ino, mode=0o600 + self.unique % 64).mode
+        if what == "use":
+            return self.use(ino)
         return self.desk.unlink(name)
+
+    def use(self, ino: InodeNo) -> object:
+        """Use the extent of a block that is open in this process, as lseek(2) does."""
+        store = self.desk.store
+        if ino not in store.open_inos:
+            return None
+        return store.extent_fd(store.opened(ino)) >= 0
 
     def change(self, what: str) -> object:
         """Let time go by, or take something away."""
@@ -185,6 +221,9 @@ seen_here: Final[list[int]] = []
 @given(script=STEPS)
 @example(script=LOADS)
 @example(script=BY_SERVERS)
+@example(script=LAST_OF_PROGRAMS)
+@example(script=MORE_THAN_IDS)
+@example(script=CHANGED)
 @settings(max_examples=60)
 def test_both_readers_do_the_same(script: list[Step]) -> None:
     expected = trace(script, choose_reader(compiled=False))
