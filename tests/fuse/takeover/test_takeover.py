@@ -265,7 +265,35 @@ def test_what_was_asked_is_done_once(
 
 
 def test_a_shared_handle_is_counted_once(inside: KilledInside, kv: Path) -> None:
-    """All readers of a block share one handle; the reader of requests answers them itself."""
+    """All readers of a block share one handle; the compiled reader counts them and answers."""
+    assert inside.mounted.status()["request_reader"] == "compiled"
+    (kv / "block").write_bytes(BLOCK)
+    with contextlib.ExitStack() as readers:
+        readers.enter_context((kv / "block").open("rb"))
+        with inside.killed_answering():
+            readers.enter_context((kv / "block").open("rb"))
+        readers.enter_context((kv / "block").open("rb"))
+        assert inside.mounted.status()["open_handles"] == 3
+    until(lambda: inside.mounted.status()["open_handles"] == 0, "all closes are counted")
+
+
+@pytest.fixture(params=PATHS)
+def in_python(request: pytest.FixtureRequest) -> Iterator[KilledInside]:
+    """The same kind of mount, with the reader in Python."""
+    flags = (f"--data-path={request.param}", "--set", "compiled_reader=false")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        workplace("disk") as place,
+        pool_source("tmpfs") as source,
+        killed_inside(source, place, patch, *flags) as mount,
+    ):
+        yield mount
+        mount.mounted.stop()
+
+
+def test_the_reader_in_python_counts_it_once_too(in_python: KilledInside) -> None:
+    """The same, but it is killed in a function of Python."""
+    inside, kv = in_python, in_python.path
     (kv / "block").write_bytes(BLOCK)
     inside.kill_at("reply")
     with contextlib.ExitStack() as readers:

@@ -6,6 +6,7 @@ so that the next server lives.
 """
 
 import os
+import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from typing import Final
 
 import pytest
 
-from mount.fuse.wire import Opcode
+from kvfs.machine.mount_table import FUSE_DEVICE
+from mount.fuse.wire import OPEN_OUT, OUT_HEADER_BYTES, Opcode
 from mount.supervisor.states import SHORT_LIFE_S
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import Mounted
 
+OPENED_BYTES: Final = OUT_HEADER_BYTES + OPEN_OUT.size
 _POINTS_NAME: Final = "KVFS_TEST_DIE_AT"
 #: Name of a point: module, class, method, and whether to die before or after its body.
 POINTS: Final = {
@@ -122,6 +125,28 @@ class KilledInside:
         until(self.has_come_there, "the server comes to that point")
         self.mounted.follow_server()
         self._since_s = time.monotonic()
+
+    @contextmanager
+    def killed_answering(self) -> Iterator[None]:
+        """Have the server die as it writes its next answer to the kernel, before that is written.
+
+        For the compiled reader, whose functions nobody can wrap.
+        """
+        self.let_live()
+        kill = ("-e", "trace=write", "-e", "inject=write:signal=KILL:when=1", "-P", FUSE_DEVICE)
+        command = ["strace", "-f", *kill, "-p", str(self.mounted.status()["server_pid"])]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+            assert strace.stderr is not None
+            try:
+                while "attached" not in (line := strace.stderr.readline()):
+                    assert line, "strace has ended"
+                yield
+                self.mounted.follow_server()
+                self._since_s = time.monotonic()
+            finally:
+                strace.kill()  # it may wait for ever for a thread of what it killed
+            said = strace.stderr.read()
+        assert f", {OPENED_BYTES}" in said, f"another answer than to an open: {said}"
 
     def kill(self) -> None:
         """Kill the server now; the next call waits for another one."""
