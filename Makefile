@@ -108,4 +108,5 @@ endif
 
 clean:
 	rm -rf $(VENV) $(CONNECTORS_VENV) .kernels build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f mount/fuse/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
