@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from mount.supervisor.upgrades import Upgrades
 
 from kvfs.machine.held_files import link_pair, receive
 from mount.supervisor.births import Births, NoServer
 from mount.supervisor.last_lines import ServersLog
 from mount.supervisor.server import Server
 from mount.supervisor.templates import Program, Template
-from mount.supervisor.upgrades import Upgrades
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import ROOT
 

@@ -58,7 +58,6 @@ class Requests:
     present = At(lambda engine: engine.blocks.present)
     #: The FLUSH of a descriptor.
     flush = At(lambda engine: engine.blocks.publishing.look_at_closer)
-    take_back = At(lambda engine: engine.blocks.last_closes.take_back)
     must_forget = At(lambda engine: engine.blocks.publishing.must_forget)
     forget_durably = At(lambda engine: engine.blocks.publishing.forget_durably)
     #: What a write of so many bytes, and an fallocate(2), would take.
