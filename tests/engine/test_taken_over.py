@@ -186,6 +186,19 @@ def test_a_block_that_is_rewritten_goes_on_being_rewritten(running: Host) -> Non
     assert get(store, ROOT_INODE, b"K") == (b"new" * 10_000)[: max(len(BYTES), 30_000)]
 
 
+def test_an_identity_that_was_removed_just_before_is_forgotten_durably(running: Host) -> None:
+    """The last server may have been killed before its fsync: whoever writes next waits for one."""
+    ino = put(running.store, ROOT_INODE, b"K", BYTES)
+    running.store.sync()
+    own = running.store.open(ino, writer=True, truncate=False)
+    store = running.take_over(writer(own))
+    again = store.opened(ino)
+    assert store.must_forget(again)
+    store.forget_durably(again)
+    assert not store.must_forget(again)
+    store.close(again, writer=True)
+
+
 @pytest.mark.parametrize("appends", [False, True])
 def test_who_only_appends_is_known_to(running: Host, *, appends: bool) -> None:
     """O_TRUNC by another empties what is only appended to, and else leads to a fresh inode."""

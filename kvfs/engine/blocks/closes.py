@@ -270,25 +270,27 @@ class LastCloses:
             self._lock_files.part(opened)
 
     def take_back(self, opened: OpenInode, *, appends: bool) -> None:
-        """Close a writer's handle that no client received, once the device has done its work.
+        """Close a writer's handle that no client received; the last once the device has answered.
 
         Of a draft that was made for it nothing stays. Nothing is noted: a server that takes over
         finds no handle, and does the same.
         """
-
         device = self._pool.background.device
 
         def close() -> None:
             if opened.settling:
                 device.after_all(close)
                 return
-            if opened.writers == 1:  # else it is another's, who may write it whole
+            if opened.writers == 1:  # else it is another's by now, who may write it whole
                 opened.spoil()
             self.close(opened)
 
         if appends:
             opened.stop_appending()
-        device.after_all(close)
+        if opened.writers > 1:
+            self._pool.departures.leave(opened, writer=True)
+        else:
+            device.after_all(close)
 
     def _may_await(self, opened: OpenInode) -> bool:
         """Whether *opened* is a whole draft under a temporary name, and nothing is special."""

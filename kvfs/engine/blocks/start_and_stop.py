@@ -108,7 +108,9 @@ class TakenOver:
         if state in UNFINISHED:
             opened.foresee(record.parent)
         pool.open.notes.recall(opened, state)
-        opened.note_identity(lingers=state is State.REWRITE and record.size_bytes > 0)
+        if state is State.REWRITE and record.size_bytes:
+            pool.durable.identities.recall_withdrawn(opened.ino)
+            opened.note_identity(lingers=True)
         first = writers[0].maker if writers else Maker(record.maker_tgid, record.maker_birth)
         opened.belong_to(first)
         for handle in writers:

@@ -307,6 +307,10 @@ class Identities:
         self._device.submit(lambda: self._extents.unidentify(ino), self._begin_withdrawal(ino))
         return self.was_identified(ino)
 
+    def recall_withdrawn(self, ino: InodeNo) -> None:
+        """Note that the last server removed *ino*'s identity, perhaps without an fsync."""
+        self._lingering.add(ino)
+
     def forgotten(self, ino: InodeNo) -> None:
         """Note that *ino*'s extent was fsynced after the removal of its identity."""
         self._lingering.discard(ino)
