@@ -1,5 +1,6 @@
 """What pyproject.toml cannot say: names, data files and long description are made at the build."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -59,7 +60,8 @@ setup(
     packages=PACKAGES if IS_THIS_TREE else packages_installed(PACKAGES),
     package_dir={} if IS_THIS_TREE else {INSTALLED: HERE},
     cmdclass={"install_data": MadeFiles, "build_py": OwnNames},
-    ext_modules=[COMPILED],
+    # A wheel for every Python and machine has nothing compiled (make/release.sh).
+    ext_modules=[] if os.environ.get("KVFS_PURE") else [COMPILED],
     exclude_package_data={"": ["*.pyx", "*.pyi"]},
     # What Cython writes is not for this tree.
     options={"build_ext": {"cython_c_in_temp": True}},

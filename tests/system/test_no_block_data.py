@@ -164,7 +164,9 @@ def test_the_witness_sees_what_passes_the_server(mount: Mounted, trace: Trace) -
     os.statvfs(mount.path)
     trace.stop()
     moved = trace.moved()
-    assert moved["readv"] >= 4000
+    assert (
+        moved["read"] + moved["readv"] >= 4000
+    )  # by the compiled reader, and by the one in Python
     assert moved.total() >= 3 * 4000
 
 

@@ -130,16 +130,23 @@ def test_nothing_but_names_of_modules_changes() -> None:
         as_installed("import mount.serve\n")
 
 
+@pytest.mark.parametrize("how", ["CC=/bin/false", "KVFS_PURE=1"])
 def test_without_a_compiler_a_wheel_lacks_the_compiled_module_alone(
-    source_package: Path, wheel: Path, tmp_path: Path
+    source_package: Path, wheel: Path, tmp_path: Path, how: str
 ) -> None:
+    """So does the wheel of a release, which is for every Python and machine."""
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps")
     build = (*pip, "--no-build-isolation", "--no-index", "-w", tmp_path, source_package)
-    run("env", "CC=/bin/false", *build)
+    run("env", how, *build)
     (made,) = tmp_path.iterdir()
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(made) as without:
-        (missing,) = set(whole.namelist()) - set(without.namelist())
+        (missing,) = {
+            name
+            for name in set(whole.namelist()) - set(without.namelist())
+            if ".dist-info/" not in name
+        }
     assert re.fullmatch(r"kvfs_mount/fuse/compiled_reader\.cpython-.*\.so", missing)
+    assert made.name.endswith("-py3-none-any.whl") == (how == "KVFS_PURE=1")
 
 
 @pytest.mark.needs_fuse
