@@ -19,6 +19,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "device_state": "device",
         "data_path": "data path",
         "data_path_reason": "reason",
+        "request_reader": "requests read by",
+        "request_reader_reason": "reason",
         "read_only": "read only",
         "idmapped_mounts": "id-mapped mounts",
         "server_pid": "server pid",
