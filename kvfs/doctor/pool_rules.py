@@ -8,8 +8,9 @@ from kvfs.core.sizes import format_size
 from kvfs.doctor.facts import Facts
 from kvfs.doctor.finding import Finding, Severity
 
-#: A process is at the limit (lease_max) alone if its leases are this share of it.
-_AT_LIMIT_SHARE: Final = 0.99
+#: A process is at the limit (lease_max) alone if its leases are this share of it: what was refused
+#: would have been the rest, and the limit moves with what the device can hold.
+_AT_LIMIT_SHARE: Final = 0.98
 #: Of the capacity. With less to evict, a burst of stores gets ENOSPC.
 _EVICTABLE_SHARE_MIN: Final = 0.05
 #: A pool that is emptier than this has enough space without evicting.

@@ -20,7 +20,15 @@ NOT_EXPORTED: Final = {
         ("uuid", "root.", "device_number", "server_pid", "supervisor_pid"), "an identity"
     ),
     **dict.fromkeys(
-        ("data_path_reason", "device_state", "eviction.policy", "index_in", "takeover"), "a text"
+        (
+            "data_path_reason",
+            "device_state",
+            "eviction.policy",
+            "index_in",
+            "request_reader",
+            "takeover",
+        ),
+        "a text",
     ),
     **dict.fromkeys(("largest_lease_holder.p", "largest_unevictable.directory"), "whose it is"),
     **dict.fromkeys(("cache.hits", "cache.misses", "cache.loaded_", "cache.stored_"), "a sum"),

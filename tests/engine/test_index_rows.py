@@ -126,4 +126,4 @@ def test_asking_whether_an_inode_is_known_reads_no_record_into_the_cache(path: P
         txn.put_inode(FILE, record(b"first"))
     with opened(path) as index:
         assert index.knows(FILE)
-        assert index._records == {}
+        assert index.records == {}

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from mount.supervisor.upgrades import Upgrades
 
 from kvfs.machine.held_files import link_pair, receive
-from mount.supervisor.births import Births, NoServer
+from mount.supervisor.births import Births, NoServer, Upgrades
 from mount.supervisor.last_lines import ServersLog
 from mount.supervisor.server import Server
 from mount.supervisor.templates import Program, Template
