@@ -153,6 +153,11 @@ class DeviceProbe:
         return self._state_at(self._waited_at(self._monotonic_s()))
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered for ``device_silent_s``."""
+        return self.state is DeviceState.SILENT
+
+    @property
     def is_slow(self) -> bool:
         """Whether it is slow, or worse."""
         return self.state is not DeviceState.SERVING

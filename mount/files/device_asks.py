@@ -39,6 +39,10 @@ class Probe(Protocol):
         """Whether it may be silent."""
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered for ``device_silent_s``."""
+
+    @property
     def is_slow(self) -> bool:
         """Whether it takes longer than a busy device does."""
 
@@ -82,8 +86,11 @@ class DeviceAsks:
             self._refuse()
 
     def require_device(self) -> None:
-        """Raise DeviceSilent for a store that surely needs the device, if that seems silent."""
-        if self._probe.is_suspect:
+        """Raise DeviceSilent for a store that surely needs the device, if that is silent.
+
+        Not if it only seems so: on a busy machine that may be the probe's own fault.
+        """
+        if self._probe.is_silent:
             self._refuse()
 
     async def settle(self, opened: OpenInode, about_to_wait: AboutToWait | None = None) -> None:

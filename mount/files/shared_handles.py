@@ -135,7 +135,7 @@ class SharedHandles:
         if shared is None or shared.handle.flags != flags:
             return None
         opened = shared.opened
-        if self._served.must_ask(opened):
+        if opened.quiet_writers or self._served.must_ask(opened):
             return None
         # Atomic, as above.
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
@@ -172,7 +172,7 @@ class SharedHandles:
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
-        if record is None or opened.through_daemon:
+        if record is None or opened.writers or opened.through_daemon or opened.gone is not None:
             return
         if opened.quiet_writers:
             return  # each open must check whether one of them wrote again
@@ -227,7 +227,7 @@ class SharedHandles:
         if shared is None or shared.handle.fh != fh:
             return False
         handle, opened = shared.handle, shared.opened
-        if not handle.opens or opened.quiet_writers:  # which a close looks after, in its own time
+        if not handle.opens or opened.quiet_writers:
             return False
         # Atomic: a parked inode has no users, file servers included.
         if handle.opens == 1 and not (
@@ -248,7 +248,7 @@ class SharedHandles:
         *leaving*: that close is a file server's. While more are open than ids may be kept, each
         close gives one back instead.
         """
-        if opened.gone is not None or opened.fd >= 0:
+        if opened.gone is not None or opened.fd >= 0 or opened.writers:
             return False
         if opened.served_readers != leaving:
             return False
