@@ -58,16 +58,25 @@ def test_every_open_is_a_touch(desk: Desk) -> None:
         assert desk.store.touched(ino) > max(before, desk.store.touched(other))
 
 
-def test_other_flags_have_a_handle_of_their_own(desk: Desk) -> None:
+@pytest.mark.parametrize("served", [False, True])
+def test_other_flags_have_a_handle_of_their_own(desk: Desk, *, served: bool) -> None:
     """The row tells a successor what the client opened."""
     ino = desk.put(b"one")
-    buffered, grant = desk.files.open(ino, os.O_RDONLY)
-    direct, same = desk.files.open(ino, os.O_RDONLY | os.O_DIRECT)
+    with desk.by_server() if served else contextlib.nullcontext():
+        buffered, grant = desk.files.open(ino, os.O_RDONLY)
+        direct, same = desk.files.open(ino, os.O_RDONLY | os.O_DIRECT)
+        again, _ = desk.files.open(ino, os.O_RDONLY)
     assert buffered != direct
+    assert again not in (buffered, direct), "the last one's flags are shared"
     assert grant.backing_id == same.backing_id
     assert len(desk.ids.live) == 1
-    for fh in (buffered, direct):
+    for fh in (buffered, direct, again):
         desk.files.release(fh)
+        if fh != again:
+            with pytest.raises(BadHandle):
+                desk.files.release(fh)
+    with pytest.raises(BadHandle):
+        desk.files.release(again)  # it is kept for the next one, and nobody has it
     assert len(desk.handles) == 0
     assert desk.path.describe()["backing_ids_open"] == 0
 
@@ -275,6 +284,24 @@ def test_what_a_server_may_still_write_has_handles_that_are_not_shared(desk: Des
         for reader in (one, other, fh):
             desk.files.release(reader)
         assert desk.load(ino) == desk.load(ino)
+    assert len(desk.handles) == 0
+
+
+def test_a_close_beside_a_quiet_writer_goes_the_whole_way(desk: Desk) -> None:
+    """[life-server] It looks whether that one wrote, and may wait for the device to tell."""
+    ino = desk.put(b"one")
+    with desk.by_server():
+        one, other = (desk.files.open(ino, os.O_RDONLY)[0] for _ in range(2))
+        assert one == other
+        writer, _ = desk.files.open(ino, os.O_RDWR)
+        for _ in range(2):
+            desk.store.pass_looks(1.0)
+        opened = desk.store.opened(ino)
+        assert (opened.writers, opened.quiet_writers) == (0, 1)
+        assert not desk.files.readers.leave(ino, one, 0)
+        for fh in (one, other, writer):
+            desk.files.release(fh)
+    assert ino not in desk.store.open_inos
     assert len(desk.handles) == 0
 
 
