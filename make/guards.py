@@ -138,16 +138,15 @@ def without_bound(text: str, name: str) -> str:
     """Return the source *text* with the bound *name* a thousand times as large at each use."""
     tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(tree):  # the texts in f-strings have no places of their own in 3.11
-        if isinstance(node, ast.JoinedStr):
-            for inner in ast.walk(node):
-                inner._is_shown = True  # type: ignore[attr-defined]
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    # What stands in f-strings has no place of its own in 3.11.
+    placeless = {inner for text in texts for inner in ast.walk(text)}
     uses = [
         node
         for node in ast.walk(tree)
         if (isinstance(node, ast.Name) and node.id == name)
         or (isinstance(node, ast.Attribute) and node.attr == name)
-        if isinstance(node.ctx, ast.Load) and not hasattr(node, "_is_shown")
+        if isinstance(node.ctx, ast.Load) and node not in placeless
     ]
     for node in sorted(uses, key=lambda each: (each.lineno, each.col_offset), reverse=True):
         if node.lineno != node.end_lineno:

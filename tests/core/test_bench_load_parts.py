@@ -1,17 +1,14 @@
 """measure_load_parts on real mounts: every way on every place, each time accounted for."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.bench.measure_load_parts import PLACES, WAYS, XFS
+from tests.support.clients.small_bench import report_of
 from tests.support.kernel.uring import is_disabled
-from tests.support.mounts.mounting import ROOT, kernel_has_passthrough, why_no_mounts
+from tests.support.mounts.mounting import kernel_has_passthrough, why_no_mounts
 
 MIB: Final = 1 << 20
 #: As rounded to tenths of a microsecond, three times.
@@ -38,17 +35,7 @@ def test_a_load_is_divided_by_what_the_kernel_counts(tmp_path: Path) -> None:
         "--device-size",
         "320M",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.measure_load_parts", *flags, f"--backing={tmp_path}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # where it mounts
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report, table = report_of("measure_load_parts", tmp_path, *flags)
     assert report["copy_s"]["1 MiB"] > 0
     assert [(row["place"], row["way"], row["cache"]) for row in report["rows"]] == [
         (place, way.name, "warm" if way.warm else "cold") for place in places for way in WAYS
@@ -60,5 +47,5 @@ def test_a_load_is_divided_by_what_the_kernel_counts(tmp_path: Path) -> None:
         assert parts_s >= row["wall_s"] - _ROUNDED_S
         assert (row["server_s"] == 0) == (row["place"] == XFS)
         assert row["calls"] == (4 if row["way"] == "mapped" else 3)
-    assert "One load" in done.stderr
+    assert "One load" in table
     assert list(tmp_path.iterdir()) == []
