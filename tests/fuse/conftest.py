@@ -146,10 +146,11 @@ def mounted(
     known = len(mount.errors())
     yield mount
     errors = mount.errors()[known:]
-    left = os.listdir(mount.path)
-    if errors or left:
-        shared_mounts.end(request.param)
-    fail_if_any(errors)
+    try:
+        if errors or os.listdir(mount.path):
+            shared_mounts.end(request.param)
+    finally:  # a server that has failed is why the rest did, too
+        fail_if_any(errors)
 
 
 @pytest.fixture(scope="module", params=PATHS)

@@ -78,7 +78,7 @@ def test_in_the_foreground_it_ends_with_the_code_of_its_server(place: Path) -> N
             assert os.readlink(f"/proc/{process.pid}/cwd") == "/"
             os.killpg(process.pid, signal.SIGINT)
             said = process.stderr.read()
-            assert process.wait(COMMAND_WAIT_S) == 0
+            assert process.wait(COMMAND_WAIT_S) == 0, said
             assert said.count("SIGINT: stopping") == 1
             assert "is unmounted" in said
         finally:
