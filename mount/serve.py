@@ -193,13 +193,16 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         number = self._of.notes.get(_NUMBER_NOTE) or ""
         self._own.go_on(number, self._of.abort_fd)
         self._number = DeviceNumber(self._own.device_number, None)
+        with contextlib.suppress(OSError):  # its last invalidations are lost
+            kernel.notify_inc_epoch(self.port.fuse_fd)
+
+    def _take_over_requests(self, late: Late) -> None:
+        """Have what the other server was asked, and did not answer, answered first."""
         agreed, recalled = self.port.agreed_before, self.port.recalled
         assert agreed is not None, "another server has agreed"
         assert recalled is not None, "and has left its handles"
-        resent = ResentAnswers(self.answers, self.files, self.store.done, recalled)
+        resent = ResentAnswers(self.answers, self.files, self.store.done, recalled, late)
         self.channel.take_over(agreed.request, resent.of)
-        with contextlib.suppress(OSError):  # its last invalidations are lost
-            kernel.notify_inc_epoch(self.port.fuse_fd)
 
     def __exit__(self, *_: object) -> None:
         self._own.unmount()
@@ -233,6 +236,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             async with trio.open_nursery() as nursery:
                 reply, aside = self.channel.reply_late, self.channel.owed.stand_aside
                 late = Late(nursery, reply, aside, self.files.asks.at_hand)
+                if self._of.takes_over:
+                    self._take_over_requests(late)
                 exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())

@@ -30,6 +30,7 @@ from mount.files.device_asks import DeviceAsks
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.space_wait import SpaceQueue
+from mount.fuse.late import AboutToWait
 from mount.fuse.wire import Grant
 
 #: How often a caller that waits for durability checks.
@@ -110,19 +111,19 @@ class Files:
         readers.share(self.handles.get(fh), grant)
         return fh, grant
 
-    async def settle_rewrite(self, fh: HandleNo) -> None:
+    async def settle_rewrite(self, fh: HandleNo, about_to_wait: AboutToWait | None = None) -> None:
         """Wait until a whole block has no identity on the device, before a writer overwrites it.
 
         It takes one fsync, the first time a published block is opened for rewriting. Raises
-        OSError, and then the handle is closed.
+        DeviceSilent, OSError, and then the handle is closed.
         """
         opened = self.handles.get(fh).opened
         publishing = self.store.blocks.publishing
         try:
             if opened.settling:
-                await self.asks.settle(opened)
+                await self.asks.settle(opened, about_to_wait)
             if publishing.must_forget(opened):
-                await self.forget_durably(opened)
+                await self.forget_durably(opened, about_to_wait)
         except (DeviceSilent, OSError):
             self._take_back(fh)
             raise
@@ -139,9 +140,12 @@ class Files:
             appends = bool(handle.flags & os.O_APPEND)
             self.store.blocks.last_closes.take_back(handle.opened, appends=appends)
 
-    async def forget_durably(self, opened: OpenInode) -> None:
+    async def forget_durably(
+        self, opened: OpenInode, about_to_wait: AboutToWait | None = None
+    ) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""
-        await self.asks.transfer(self.store.pool.syscalls.fsync, opened.fd, stores=True)
+        fsync = self.store.pool.syscalls.fsync
+        await self.asks.transfer(fsync, opened.fd, about_to_wait, stores=True)
         self.store.blocks.publishing.note_forgotten(opened)
 
     def create(

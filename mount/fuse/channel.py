@@ -177,7 +177,8 @@ class Channel:
     def take_over(self, init_request: bytes, answer: Callable[[bytes], bytes | None]) -> None:
         """Go on where another server ended; the kernel had sent *init_request* to that one.
 
-        *answer* returns the answer to a request that was done but perhaps not answered, or None.
+        *answer* returns the answer to a request that was done but perhaps not answered, None for
+        another one, b"" if it answers later (``reply_late``).
         """
         self._init.replay()
         own = self.reader
@@ -188,8 +189,14 @@ class Channel:
             usual.begin_turn()
             return usual
 
+        def reply(reply: bytes) -> None:
+            if reply:
+                self.reply(reply)
+            else:
+                self.owed.begin()
+
         self.reader = ResentRequests(
-            self._device_fd, self._buffer, init_request, answer, self.reply, go_on
+            self._device_fd, self._buffer, init_request, answer, reply, go_on
         )
 
     def stop(self) -> None:
