@@ -190,8 +190,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
 
     def _go_on(self) -> None:
         """Take over the mount of another server."""
-        number = self._of.notes.get(_NUMBER_NOTE) or ""
-        self._own.go_on(number, self._of.abort_fd)
+        self._own.go_on(self._of.notes.get(_NUMBER_NOTE) or "", self._of.abort_fd)
         self._number = DeviceNumber(self._own.device_number, None)
         with contextlib.suppress(OSError):  # its last invalidations are lost
             kernel.notify_inc_epoch(self.port.fuse_fd)
@@ -244,8 +243,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
                 if self.settings.fast_lane:
-                    fast = FastAnswers(self.answers, self.files)
-                    self.channel.serve(fast.answers())
+                    self.channel.serve(FastAnswers(self.answers, self.files).answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.libfuse.flush_late)
                 commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)

@@ -111,7 +111,7 @@ class Files:
         readers.share(self.handles.get(fh), grant)
         return fh, grant
 
-    async def settle_rewrite(self, fh: HandleNo, about_to_wait: AboutToWait | None = None) -> None:
+    async def settle_rewrite(self, fh: HandleNo, aside: AboutToWait | None = None) -> None:
         """Wait until a whole block has no identity on the device, before a writer overwrites it.
 
         It takes one fsync, the first time a published block is opened for rewriting. Raises
@@ -121,9 +121,9 @@ class Files:
         publishing = self.store.blocks.publishing
         try:
             if opened.settling:
-                await self.asks.settle(opened, about_to_wait)
+                await self.asks.settle(opened, aside)
             if publishing.must_forget(opened):
-                await self.forget_durably(opened, about_to_wait)
+                await self.forget_durably(opened, aside)
         except (DeviceSilent, OSError):
             self._take_back(fh)
             raise
@@ -140,12 +140,9 @@ class Files:
             appends = bool(handle.flags & os.O_APPEND)
             self.store.blocks.last_closes.take_back(handle.opened, appends=appends)
 
-    async def forget_durably(
-        self, opened: OpenInode, about_to_wait: AboutToWait | None = None
-    ) -> None:
+    async def forget_durably(self, opened: OpenInode, aside: AboutToWait | None = None) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""
-        fsync = self.store.pool.syscalls.fsync
-        await self.asks.transfer(fsync, opened.fd, about_to_wait, stores=True)
+        await self.asks.transfer(self.store.pool.syscalls.fsync, opened.fd, aside, stores=True)
         self.store.blocks.publishing.note_forgotten(opened)
 
     def create(
