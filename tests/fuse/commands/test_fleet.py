@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.mounts.mounting import COMMAND_WAIT_S, ROOT, run_kvfs
+from tests.support.mounts.mounting import COMMAND_WAIT_S, ROOT, Mounted, run_kvfs
 
 FLEET: Final = ROOT / "docs" / "fleet"
 PAGE: Final = ROOT / "docs" / "fleet.md"
@@ -71,7 +71,7 @@ def test_the_page_names_each_example_and_each_example_its_command() -> None:
 
 @pytest.mark.needs_fuse
 @pytest.mark.one_data_path
-def test_a_model_is_purged_and_a_server_upgraded(kv: Path, tmp_path: Path) -> None:
+def test_a_model_is_purged_and_a_server_upgraded(mount: Mounted, kv: Path, tmp_path: Path) -> None:
     mountpoint = kv.parent
     gone, kept = kv / "model-a@1@0@1.data", kv / "model-b@1@0@1.data"
     for block in (gone, kept):
@@ -84,6 +84,7 @@ def test_a_model_is_purged_and_a_server_upgraded(kv: Path, tmp_path: Path) -> No
     assert "changed=0" in play(*purge), "a host that has no block of it is no failure"
     before = json.loads(run_kvfs("status", str(mountpoint), "--json").stdout)
     assert "changed=1" in play("upgrade.yml", tmp_path, f"mountpoint={mountpoint}")
+    mount.adopt()  # other modules share it
     after = json.loads(run_kvfs("status", str(mountpoint), "--json").stdout)
     assert after["upgrades"] == before["upgrades"] + 1
     assert kept.exists()
