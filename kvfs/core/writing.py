@@ -74,6 +74,8 @@ class Writing:
     overrun = False
     #: Whether every writer since it was reopened only adds bytes: it appends, or found it empty.
     appended_only = True
+    #: More than one writer opened it since it was closed last.
+    joined = False
     #: Renamed while it was written: the last close carries it out.
     renamed = False
     #: A file server emptied it: other programs do not find it until it is whole.
@@ -92,12 +94,13 @@ class Writing:
     def begin(self, state: State, *, appends: bool) -> None:
         """Its first writer opened it in *state*; one that *appends* changes no existing byte."""
         self.unfinished = state in UNFINISHED
-        self.torn = self.renamed = self.emptied = self.met = self.locked = False
+        self.torn = self.renamed = self.emptied = self.met = self.locked = self.joined = False
         self.appended_only = appends
         self.before = State.PUBLISHED if state is State.RENAMED else state
 
     def join(self, *, appends: bool) -> None:
         """One more writer opened it."""
+        self.joined = True
         self.appended_only = self.appended_only and appends
 
     def join_renamed(self) -> None:
@@ -158,8 +161,13 @@ class Writing:
         self.unfinished = state is State.SLAB_DRAFT
 
     def spoil(self) -> None:
-        """A write or the open was refused, or the server stops: it will not be whole."""
+        """A write was refused, or the server stops: it will not be whole."""
         self.torn = self.torn or self.unfinished
+
+    def refuse(self) -> None:
+        """The open of its last writer was refused: it is whole only if others wrote it."""
+        if not self.joined:
+            self.spoil()
 
     def tear(self) -> None:
         """A writer was killed while writing, or its close does not prove that it finished."""

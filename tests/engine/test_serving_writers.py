@@ -367,6 +367,25 @@ def test_the_last_writer_is_taken_back_once_the_device_has_answered(
     assert_exact(client.host)
 
 
+def test_who_wrote_a_block_behind_a_refused_open_has_stored_it(
+    client: Serving, stuck: threading.Event
+) -> None:
+    """His close may come before the device has answered for the one that was refused."""
+    ino = client.put(b"K", BLOCK)
+    client.finish_jobs()
+    opened = client.open_to_write(ino)
+    client.hold_device(stuck)
+    client.store.take_back(opened, appends=False)
+    client.ask(lambda: client.store.open(ino, writer=True, truncate=False))
+    client.write(opened, NEW)
+    client.close(opened)
+    stuck.set()
+    client.in_order()
+    assert opened.writers == 0
+    assert client.get(b"K") == NEW + BLOCK[len(NEW) :]
+    client.end()
+
+
 def test_who_appends_may_empty_the_file_once_the_others_are_taken_back(client: Serving) -> None:
     """O_TRUNC empties what only appenders write; one that no client has is none of them."""
     ino = client.put(b"log", BLOCK)

@@ -315,7 +315,7 @@ class Blocks:
     def abandon(self, opened: OpenInode, *, writer: bool, appends: bool = False) -> None:
         """Close a handle that no client received; drop a draft that was just created for it."""
         if writer and opened.writers == 1:
-            opened.spoil()
+            opened.refuse()
         self.close(opened, writer=writer, appends=appends)
 
     def settle(self) -> None:

@@ -282,7 +282,7 @@ class LastCloses:
                 device.after_all(close)
                 return
             if opened.writers == 1:  # else it is another's by now, who may write it whole
-                opened.spoil()
+                opened.refuse()
             self.close(opened)
 
         if appends:
