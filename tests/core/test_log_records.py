@@ -1,6 +1,7 @@
 """Batches of the index's log, and the ends of its copies: whole, or nothing."""
 
 import random
+import struct
 from typing import Final
 
 import pytest
@@ -108,3 +109,15 @@ def test_the_end_of_a_copy_that_says_more_inodes_under_a_right_checksum_is_none(
     raw[-12] += 1
     raw[-4:] = crc32c(raw[:-4]).to_bytes(4, "little")
     assert parse_copy_end(bytes(raw), len(raw)) is None
+
+
+def test_a_length_that_nobody_writes_is_not_waited_for() -> None:
+    """A start would take the memory for it."""
+    head = bytearray(pack_batch(Moment(1, InodeNo(9), ()), {b"key": b"value"})[:BATCH_HEAD_BYTES])
+    for body_bytes, whole_bytes in ((1 << 30, (1 << 30) + BATCH_HEAD_BYTES), ((1 << 30) + 1, 0)):
+        struct.pack_into("<Q", head, 24, body_bytes)
+        assert batch_bytes(bytes(head)) == whole_bytes
+    tail = bytearray(CopyEnd(0, 0, Moment(7, InodeNo(9), ())).pack())
+    for count, whole_bytes in ((1 << 22, (8 << 22) + COPY_END_BYTES), ((1 << 22) + 1, 0)):
+        struct.pack_into("<Q", tail, len(tail) - 12, count)
+        assert copy_end_bytes(bytes(tail)) == whole_bytes

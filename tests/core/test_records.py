@@ -261,3 +261,11 @@ def test_the_documents_widths_are_the_codes() -> None:
     assert len(records.pack_inode(BLOCK._replace(name=b""))) == 112
     assert len(records.pack_identity(IDENTITY)[0]) == 68
     assert len(records.pack_counters(Counters())) == 60
+
+
+@pytest.mark.parametrize(("count", "listed"), [(0, True), (256, True), (257, False)])
+def test_so_many_unfinished_inodes_are_listed_and_no_more(count: int, listed: bool) -> None:
+    inos = [InodeNo(100 + number) for number in range(count)]
+    raw = records.pack_unfinished(inos)
+    assert records.parse_unfinished(raw) == (inos if listed else None)
+    assert len(raw) < 2100

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.evicted import HASH_BITS
-from kvfs.core.reuse import FARTHEST, ReuseDistances
+from kvfs.core.evicted import HASH_BITS, EvictedNames
+from kvfs.core.reuse import FARTHEST, NOT_FOLLOWED, ReuseDistances, ReuseWatch
+from kvfs.core.types import ROOT_INODE, InodeRecord
+from kvfs.core.types import Sequence as SequenceNumber
 
 BLOCK_BYTES: Final = 1 << 12
 #: Of every power of two a pool holds the same number of blocks, and the histogram is exact.
@@ -180,3 +182,16 @@ def test_old_references_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
     again, _ = watched(islice([*range(60)] * 20, 1200), 128, 60)
     assert predicted(distances, [64]) == [0]
     assert predicted(again, [64])[0] > 0.98
+
+
+def block(number: int) -> InodeRecord:
+    fields = (0o100644, 0, 0, 2, 4096, 4096, 0, 0, 0, 0, ROOT_INODE, 0, 0)
+    return InodeRecord(*fields, SequenceNumber(number), b"%d" % number)
+
+
+def test_a_watch_follows_so_many_names_and_no_more() -> None:
+    watch = ReuseWatch(1 << 40, EvictedNames.of(16))
+    for number in range(20_000):
+        watch.stored(block(number), lambda: 0.0)
+    again = (watch.followed(block(number)) for number in range(20_000))
+    assert 1000 < sum(load != NOT_FOLLOWED for load in again) <= 4096

@@ -147,7 +147,8 @@ def waits_of_main_thread(server_pid: int) -> Iterator[list[str]]:
         while not ends.wait(0.01):
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
             waits_in = (task / "wchan").read_text() if state == "D" else ""
-            if waits_in and "rcu" not in waits_in:  # a grace period of the kernel is no device
+            # Neither a grace period of the kernel nor a file in memory is a device.
+            if waits_in and not any(word in waits_in for word in ("rcu", "shmem")):
                 found.append(waits_in)
 
     thread = threading.Thread(target=look)
