@@ -45,6 +45,7 @@ def test_comments_and_empty_lines_count_for_nothing(line: str) -> None:
         ("0 -5 1", "tokens"),
         (f"0 5 {1 << 64}", "2^64"),
         ("0 5 0+9999999999", "more than"),
+        ("0 5 0+1048577", "more than 1048576 blocks"),
         ("{", "not JSON"),
         ('{"timestamp": 0, "hash_ids": []}', "no input_length"),
         (json.dumps({**MOONCAKE, "timestamp": "now"}), "must be numbers"),

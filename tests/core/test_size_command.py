@@ -110,6 +110,7 @@ def test_what_stands_against_it_is_said(
         (("--block", "4M", "--stores", "x", "--keep", "1h"), "--stores: 'x' is not a number"),
         (("--block", "4M", "--stores", "-1", "--keep", "1h"), "--stores: '-1' is not a number"),
         (("--block", "4M", "--stores", "0", "--keep", "1h"), "0 stores a second"),
+        (("--block", "4M", "--stores", "1000001", "--keep", "1h"), "--stores: '1000001'"),
         (("--block", "4M", "--stores", "nan", "--keep", "1h"), "--stores: 'nan'"),
         (("--block", "1", "--rate", "1T", "--keep", "1h"), "1.09951e+12 stores a second"),
         (("--block", "4M", "--stores", "1", "--keep", "24"), "--keep: '24' is not an age"),

@@ -61,6 +61,7 @@ def test_toml_and_flags_mean_the_same_and_flags_win() -> None:
         ("zzzzzz = 3", "kv.toml: unknown setting 'zzzzzz'; see `kvfs mount --print-settings`"),
         ("[mount]\nuid = 3", "unknown setting 'mount'"),
         ("uid = -1", "uid: -1 is outside 0 .. 4294967294"),
+        ("uid = 4294967295", "uid: 4294967295 is outside 0 .. 4294967294"),
         ("uid = 1.5", "uid: 1.5 is not a whole number"),
         ("uid = true", "uid: True is not a number"),
         ("uid = [1]", "uid: [1] is not a number"),

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.one_data_path]
 
 BLOCK_BYTES = 1 << 16
 LIBC = ctypes.CDLL(None, use_errno=True)
+#: The last is a second more than a week.
+WRONG_TIMES = ("soon", "-3", "nan", "inf", "604801")
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -108,7 +110,7 @@ def test_what_a_process_may_still_write_is_told(mounted: Mounted) -> None:
     ("arguments", "error"),
     [
         (("{kv}/nothing",), PathMissing),
-        *((("{kv}", "--timeout", wrong), UsageError) for wrong in ("soon", "-3", "nan", "inf")),
+        *((("{kv}", "--timeout", wrong), UsageError) for wrong in WRONG_TIMES),
     ],
 )
 def test_what_it_cannot_do_it_says_in_a_line(
