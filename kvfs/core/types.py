@@ -10,12 +10,15 @@ InodeNo = NewType("InodeNo", int)
 HandleNo = NewType("HandleNo", int)
 BackingId = NewType("BackingId", int)
 Sequence = NewType("Sequence", int)
+DriveNo = NewType("DriveNo", int)
 
 #: No inode, and no backing file: FUSE, the index and the kernel never give the number 0.
 NO_INODE: Final = InodeNo(0)
 NO_BACKING_ID: Final = BackingId(0)
 #: The root directory's inode number, fixed by FUSE (FUSE_ROOT_ID in linux/fuse.h).
 ROOT_INODE: Final = InodeNo(1)
+#: The drive whose inode numbers are those of a pool of one drive.
+FIRST_DRIVE: Final = DriveNo(0)
 #: Numbers below are reserved: 1 is the root, 1 to 3 are readdir cookies of no child.
 FIRST_INODE: Final = InodeNo(16)
 #: No inode has a higher number.

@@ -3,17 +3,21 @@
 The file INODES holds the end of the range that may be given out: u64 and its CRC32C, little-endian.
 It is fsynced before any number of a range is used. It is not in the index, because unsynced commits
 may be lost: after that a handle would open another file's data.
+
+Each drive of a pool has its own INODES, which is asked for its own inodes only. The serial numbers
+in them are given out in one row (drive_numbers.py). A start goes on behind the last of all ends.
 """
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
+from kvfs.core.drive_numbers import SERIAL_END, Numbering
 from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo
+from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, INODE_END, DriveNo, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
 #: Numbers made durable at a time: one fsync in 65,536 creates. A start skips as many of 2**64.
@@ -39,18 +43,10 @@ def parse_end(raw: bytes) -> InodeNo:
     return end
 
 
-class InodeNumbers:
-    """Gives out numbers from a range that is already durable.
+class _Range:
+    """The INODES of one drive: what may be given out there is below ``end``, which is durable."""
 
-    Invariant: ``_next <= _end <= what INODES holds on the device``. ``give_out`` belongs to one
-    thread; ``refill`` may run in another meanwhile.
-    """
-
-    def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool = False) -> None:
-        """Continue above every number that may have been used. Writes nothing before ``give_out``.
-
-        If *read_only*, ``give_out`` fails. Raises IndexDamaged if INODES is missing or damaged.
-        """
+    def __init__(self, pool_fd: int, syscalls: Syscalls, *, read_only: bool) -> None:
         self._syscalls = syscalls
         self._lock = threading.Lock()
         access = os.O_RDONLY if read_only else os.O_RDWR
@@ -60,16 +56,64 @@ class InodeNumbers:
         except FileNotFoundError:
             raise IndexDamaged(f"{INODES} is missing") from None
         try:
-            self._next = self._end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
-            #: The first number that this process may give out. All older inodes are below it.
-            self.first = self._end
+            self.end = parse_end(syscalls.pread(self._fd, _RECORD_BYTES + 1, 0))
         except BaseException:
-            syscalls.close(self._fd)
+            self.close()
             raise
+
+    def is_due(self, serial: InodeNo) -> bool:
+        """Whether less than half a range is left from *serial* on."""
+        return self.end - serial < RANGE_NUMBERS // 2
+
+    def refill(self, serial: InodeNo) -> None:
+        """Make the next range durable, and usable from *serial* on; raises OSError."""
+        with self._lock:
+            if not self.is_due(serial):
+                return
+            end = max(self.end, serial) + RANGE_NUMBERS
+            self._syscalls.pwrite(self._fd, pack_end(end), 0)
+            self._syscalls.fsync(self._fd)
+            self.end = InodeNo(end)
+
+    def close(self) -> None:
+        self._syscalls.close(self._fd)
+
+
+class InodeNumbers:
+    """Gives out numbers from ranges that are already durable.
+
+    Invariant: each number that a drive was given is below what its INODES holds on the device.
+    ``give_out`` belongs to one thread; ``refill`` may run in another meanwhile.
+    """
+
+    def __init__(
+        self, pool_fds: Sequence[int], syscalls: Syscalls, *, read_only: bool = False
+    ) -> None:
+        """Continue above every number that may have been used. Writes nothing before ``give_out``.
+
+        *pool_fds* are the directories of the pool's drives, by number. If *read_only*, ``give_out``
+        fails. Raises IndexDamaged if an INODES is missing or damaged.
+        """
+        self._ranges: list[_Range] = []
+        try:
+            for pool_fd in pool_fds:
+                self._ranges.append(_Range(pool_fd, syscalls, read_only=read_only))
+        except BaseException:
+            self.close()
+            raise
+        numbering = Numbering(len(self._ranges))
+        self._inode = numbering.inode
+        #: The serial number of an inode: of two the older has the lower.
+        self.serial = numbering.serial
+        #: The first serial number that this process may give out. All older inodes are below it.
+        self.first = self._next = max(one.end for one in self._ranges)
+        if len(self._ranges) > 1 and self.first >= SERIAL_END:
+            self.close()
+            raise IndexDamaged(f"{INODES}: {self.first:#x} has the bits of a drive's number")
 
     @staticmethod
     def create(pool_fd: int, syscalls: Syscalls, first: InodeNo = FIRST_INODE) -> None:
-        """Write INODES for a new pool, or a repaired one whose numbers are all below *first*.
+        """Write INODES for a new drive, or a repaired one whose serials are all below *first*.
 
         Durable on return, except for the directory entry, which mkfs syncs. Raises OSError.
         """
@@ -85,47 +129,52 @@ class InodeNumbers:
 
     @property
     def next(self) -> InodeNo:
-        """The number that ``give_out`` returns next: every existing inode has a lower one."""
+        """The serial number that is given out next: every existing inode has a lower one."""
         return self._next
 
     @property
     def refill_due(self) -> bool:
-        """Whether less than half a range is left: call ``refill`` in a thread."""
-        return self._end - self._next < RANGE_NUMBERS // 2
+        """Whether a drive has less than half a range left: call ``refill`` in a thread."""
+        return any(one.is_due(self._next) for one in self._ranges)
 
     def refill(self) -> None:
-        """Make the next range durable (one fsync, some ms) and usable; raises OSError.
+        """Make the next ranges durable (an fsync each, some ms) and usable; raises OSError.
 
         Does nothing while enough is left, so concurrent calls do no harm.
         """
-        with self._lock:
-            if not self.refill_due:
-                return
-            end = self._end + RANGE_NUMBERS
-            self._syscalls.pwrite(self._fd, pack_end(end), 0)
-            self._syscalls.fsync(self._fd)
-            self._end = InodeNo(end)
+        for one in self._ranges:
+            one.refill(self._next)
 
-    def require(self, *, at_once: bool) -> None:
-        """Raise NotAtHand if ``give_out`` would wait for the device, unless *at_once*."""
-        if not at_once and self._next >= self._end:
+    def with_serial(self, serial: InodeNo) -> list[InodeNo]:
+        """Return the numbers of which one may have been given out with *serial*: one a drive."""
+        return [self._inode(DriveNo(drive), serial) for drive in range(len(self._ranges))]
+
+    def is_new(self, ino: InodeNo) -> bool:
+        """Whether *ino* was given out by this process, or will be."""
+        return self.serial(ino) >= self.first
+
+    def require(self, *, at_once: bool, drive: DriveNo = FIRST_DRIVE) -> None:
+        """Raise NotAtHand if ``give_out`` would wait for *drive*, unless *at_once*."""
+        if not at_once and self._next >= self._ranges[drive].end:
             raise NotAtHand("a range of inode numbers", lambda: self._fetch, stores=True)
 
     def _fetch(self) -> Callable[[], None]:
         self.refill()
         return lambda: None
 
-    def give_out(self) -> InodeNo:
-        """Return a number that was never returned before.
+    def give_out(self, drive: DriveNo = FIRST_DRIVE) -> InodeNo:
+        """Return a number, for an inode on *drive*, that was never returned before.
 
         Waits for an fsync only if ``refill`` was not called in time. Raises OSError.
         """
-        number = self._next
-        if number >= self._end:
-            self.refill()
-        self._next = InodeNo(number + 1)
-        return number
+        serial = self._next
+        if serial >= self._ranges[drive].end:
+            self._ranges[drive].refill(serial)
+        self._next = InodeNo(serial + 1)
+        return self._inode(drive, serial)
 
     def close(self) -> None:
-        """Close the file; numbers of the range that were not taken are never used."""
-        self._syscalls.close(self._fd)
+        """Close the files; numbers of the ranges that were not taken are never used."""
+        for one in self._ranges:
+            one.close()
+        self._ranges.clear()

@@ -147,7 +147,7 @@ def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
 
 def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
     try:
-        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
+        numbers = InodeNumbers((pool_fd,), syscalls, read_only=True)
     except IndexDamaged:
         return False
     numbers.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.errors import IndexDamaged
+from kvfs.core.drive_numbers import SERIAL_END, Numbering
+from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import FIRST_INODE, InodeNo
+from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, DriveNo, InodeNo
 from kvfs.storage.inode_numbers import RANGE_NUMBERS, InodeNumbers, parse_end
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls
@@ -26,7 +27,7 @@ def pool_fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def numbers(pool_fd: int) -> Iterator[InodeNumbers]:
-    opened = InodeNumbers(pool_fd, Syscalls())
+    opened = InodeNumbers((pool_fd,), Syscalls())
     yield opened
     opened.close()
 
@@ -60,14 +61,14 @@ def test_numbers_begin_behind_the_reserved_ones_and_count_up(numbers: InodeNumbe
 
 def test_opening_alone_writes_nothing(pool_fd: int, tmp_path: Path) -> None:
     before = (tmp_path / INODES).read_bytes()
-    opened = InodeNumbers(pool_fd, FailingSyscalls(["pwrite", "fsync"], 1))
+    opened = InodeNumbers((pool_fd,), FailingSyscalls(["pwrite", "fsync"], 1))
     opened.close()
     assert (tmp_path / INODES).read_bytes() == before
 
 
 def test_every_number_lies_below_an_end_that_is_durable(pool_fd: int) -> None:
     syscalls = DurableEnd()
-    opened = InodeNumbers(pool_fd, syscalls)
+    opened = InodeNumbers((pool_fd,), syscalls)
     try:
         for _ in range(2 * RANGE_NUMBERS + 10):
             assert opened.give_out() < syscalls.durable
@@ -78,7 +79,7 @@ def test_every_number_lies_below_an_end_that_is_durable(pool_fd: int) -> None:
 def test_a_restart_goes_on_behind_the_range(pool_fd: int) -> None:
     taken: list[InodeNo] = []
     for _ in range(5):
-        opened = InodeNumbers(pool_fd, Syscalls())
+        opened = InodeNumbers((pool_fd,), Syscalls())
         taken += [opened.give_out() for _ in range(3)]
         opened.close()
     assert taken == sorted(set(taken))
@@ -86,7 +87,7 @@ def test_a_restart_goes_on_behind_the_range(pool_fd: int) -> None:
 
 def test_a_refill_in_time_keeps_take_from_waiting(pool_fd: int) -> None:
     syscalls = FailingSyscalls(["fsync"])
-    opened = InodeNumbers(pool_fd, syscalls)
+    opened = InodeNumbers((pool_fd,), syscalls)
     try:
         assert due(opened)
         opened.refill()
@@ -109,7 +110,7 @@ def test_a_refill_in_time_keeps_take_from_waiting(pool_fd: int) -> None:
 def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
     pool_fd: int, name: str, fail_at: int
 ) -> None:
-    opened = InodeNumbers(pool_fd, FailingSyscalls([name], fail_at, errno.EIO))
+    opened = InodeNumbers((pool_fd,), FailingSyscalls([name], fail_at, errno.EIO))
     taken: list[InodeNo] = []
     failures = 0
     try:
@@ -122,7 +123,7 @@ def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
         opened.close()
     assert failures == 1
     assert taken == list(range(FIRST_INODE, FIRST_INODE + 2 * RANGE_NUMBERS))
-    reopened = InodeNumbers(pool_fd, Syscalls())
+    reopened = InodeNumbers((pool_fd,), Syscalls())
     try:
         assert reopened.give_out() > taken[-1]
     finally:
@@ -135,22 +136,94 @@ def test_a_failed_refill_gives_out_nothing_new_and_may_be_tried_again(
 def test_a_damaged_file_is_refused(pool_fd: int, tmp_path: Path, content: bytes) -> None:
     (tmp_path / INODES).write_bytes(content)
     with pytest.raises(IndexDamaged, match=INODES):
-        InodeNumbers(pool_fd, Syscalls())
+        InodeNumbers((pool_fd,), Syscalls())
     assert (tmp_path / INODES).read_bytes() == content
 
 
 def test_a_missing_file_is_refused(pool_fd: int, tmp_path: Path) -> None:
     (tmp_path / INODES).unlink()
     with pytest.raises(IndexDamaged, match="missing"):
-        InodeNumbers(pool_fd, Syscalls())
+        InodeNumbers((pool_fd,), Syscalls())
 
 
 def test_repair_starts_behind_the_highest_number_found(pool_fd: int, tmp_path: Path) -> None:
     InodeNumbers.create(pool_fd, Syscalls(), InodeNo(1 << 40))
-    opened = InodeNumbers(pool_fd, Syscalls())
+    opened = InodeNumbers((pool_fd,), Syscalls())
     try:
         assert opened.give_out() == 1 << 40
     finally:
         opened.close()
     assert (tmp_path / INODES).stat().st_mode & 0o777 == 0o600
     assert len((tmp_path / INODES).read_bytes()) == 12
+
+
+# ---- several drives ----
+
+_SECOND = DriveNo(1)
+
+
+@pytest.fixture
+def pool_fds(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Two drives, each with a fresh INODES."""
+    fds = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        fds.append(os.open(tmp_path / name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        InodeNumbers.create(fds[-1], Syscalls())
+    yield fds[0], fds[1]
+    for fd in fds:
+        os.close(fd)
+
+
+def test_drives_share_one_row_of_serial_numbers(pool_fds: tuple[int, int]) -> None:
+    opened, numbering = InodeNumbers(pool_fds, Syscalls()), Numbering(2)
+    drives = [FIRST_DRIVE, _SECOND, _SECOND, FIRST_DRIVE]
+    try:
+        taken = [opened.give_out(drive) for drive in drives]
+        assert [numbering.drive(ino) for ino in taken] == drives
+        assert [opened.serial(ino) for ino in taken] == list(range(FIRST_INODE, FIRST_INODE + 4))
+    finally:
+        opened.close()
+
+
+def test_a_number_is_given_out_when_its_own_drive_has_made_it_durable(
+    pool_fds: tuple[int, int], tmp_path: Path
+) -> None:
+    opened = InodeNumbers(pool_fds, Syscalls())
+    try:
+        opened.give_out(_SECOND)
+        assert parse_end((tmp_path / "first" / INODES).read_bytes()) == FIRST_INODE
+        opened.require(at_once=False, drive=_SECOND)
+        with pytest.raises(NotAtHand):
+            opened.require(at_once=False, drive=FIRST_DRIVE)
+        opened.refill()
+        opened.require(at_once=False, drive=FIRST_DRIVE)
+    finally:
+        opened.close()
+
+
+def test_a_start_goes_on_behind_the_end_of_the_drive_that_was_written_last(
+    pool_fds: tuple[int, int],
+) -> None:
+    opened = InodeNumbers(pool_fds, Syscalls())
+    taken = [opened.give_out(_SECOND) for _ in range(3)]
+    opened.close()
+    again = InodeNumbers(pool_fds, Syscalls())
+    try:
+        taken += [again.give_out(drive) for drive in (FIRST_DRIVE, _SECOND)]
+        serials = [again.serial(ino) for ino in taken]
+        assert serials == sorted(set(serials))
+        assert again.serial(taken[-2]) >= again.first == FIRST_INODE + RANGE_NUMBERS
+    finally:
+        again.close()
+
+
+def test_a_serial_number_that_would_name_a_drive_is_refused(pool_fds: tuple[int, int]) -> None:
+    InodeNumbers.create(pool_fds[0], Syscalls(), SERIAL_END)
+    with pytest.raises(IndexDamaged, match="drive's number"):
+        InodeNumbers(pool_fds, Syscalls())
+    alone = InodeNumbers(pool_fds[:1], Syscalls())
+    try:
+        assert alone.give_out() == SERIAL_END  # one drive has no bits for its number
+    finally:
+        alone.close()

@@ -314,7 +314,7 @@ def test_numbers_start_far_behind_when_their_file_is_lost(running: Host) -> None
     assert running.check(repair=True).repaired == 1
     pool_fd = os.open(running.path, os.O_RDONLY)
     try:
-        numbers = InodeNumbers(pool_fd, Syscalls(), read_only=True)
+        numbers = InodeNumbers((pool_fd,), Syscalls(), read_only=True)
         numbers.close()
     finally:
         os.close(pool_fd)

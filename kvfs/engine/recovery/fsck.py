@@ -263,7 +263,7 @@ class _Check:
 
 def _end_of_numbers(pool_fd: int, syscalls: Syscalls) -> InodeNo:
     """Return a number above all inodes, from INODES, which the rebuild has mended."""
-    with contextlib.closing(InodeNumbers(pool_fd, syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers((pool_fd,), syscalls, read_only=True)) as numbers:
         return numbers.first
 
 

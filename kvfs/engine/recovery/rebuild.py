@@ -219,9 +219,9 @@ class _Rebuild:
 
 
 def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
-    """Whether INODES can be read, and its next numbers are above *highest*."""
+    """Whether INODES can be read, and its next serial numbers are above *highest*."""
     try:
-        numbers = InodeNumbers(pool_fd, syscalls, read_only=True)
+        numbers = InodeNumbers((pool_fd,), syscalls, read_only=True)
     except IndexDamaged:
         return False
     numbers.close()

@@ -147,7 +147,7 @@ def _found(
 
 
 def _convert(device: Device, settings: Settings, syscalls: Syscalls) -> int:
-    with contextlib.closing(InodeNumbers(device.pool_fd, syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers((device.pool_fd,), syscalls, read_only=True)) as numbers:
         young = numbers.first
     return convert_index(device.pool_fd, settings.index_map_bytes, young, syscalls)
 
@@ -244,7 +244,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
 
     Return whether it has a list of what is unfinished.
     """
-    numbers = InodeNumbers(device.pool_fd, syscalls, read_only=True)
+    numbers = InodeNumbers((device.pool_fd,), syscalls, read_only=True)
     numbers.close()
     refuse_broken(path)
     with Index(
@@ -280,7 +280,7 @@ def _part_numbers(device: Device, syscalls: Syscalls) -> None:
 
     All have the same epoch, so only the number tells the NFS handles of these blocks apart.
     """
-    with contextlib.closing(InodeNumbers(device.pool_fd, syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers((device.pool_fd,), syscalls, read_only=True)) as numbers:
         first = numbers.first
     skip_numbers(InodeNo(first + random.getrandbits(_COPIES_APART_BITS)), device.pool_fd, syscalls)
     _log.info("%s: a copy of another directory's pool; it numbers its blocks apart", device.source)

@@ -258,7 +258,7 @@ class Serving:
     def leave_numbers(self, count: int) -> None:
         """Let all inode numbers be used that are there, but for *count*."""
         numbers = self.store.engine.pool.numbers
-        numbers._next = InodeNo(numbers._end - count)
+        numbers._next = InodeNo(numbers._ranges[0].end - count)
 
     def let_ready_give_way(self) -> None:
         """Let ready extents give way to clients' data."""

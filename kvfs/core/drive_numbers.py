@@ -1,0 +1,60 @@
+"""Drives in inode numbers: which drive of a pool holds an inode's file. Pure.
+
+An inode number of a pool with several drives is the drive's number in its high bits, and a serial
+number below. Serial numbers are given out in one row for all drives: of two inodes the one with the
+lower is the older, whichever drives they are on. A pool of one drive has no bits for it: all of the
+number is serial. So it is the same as one of drive 0.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+from kvfs.core.errors import Damaged
+from kvfs.core.types import INODE_END, DriveNo, InodeNo
+
+T = TypeVar("T")
+
+#: A pool has at most so many drives.
+DRIVES_MAX: Final = 256
+#: Below INODE_END: 2**55 numbers for each drive, of which a copy of a pool skips up to 2**40.
+_SERIAL_BITS: Final = (INODE_END // DRIVES_MAX).bit_length() - 1
+#: Serial numbers of a pool with several drives are below.
+SERIAL_END: Final = InodeNo(1 << _SERIAL_BITS)
+#: With one drive no number has bits from here on.
+_ALL_BITS: Final = 64
+
+
+class Numbering:
+    """What the inode numbers of a pool with so many drives mean."""
+
+    def __init__(self, drives: int) -> None:
+        assert 0 < drives <= DRIVES_MAX, drives
+        self._shift = _SERIAL_BITS if drives > 1 else _ALL_BITS
+        self._mask = (1 << self._shift) - 1
+
+    def drive(self, ino: InodeNo) -> DriveNo:
+        """Return the number of the drive that holds *ino*'s file."""
+        return DriveNo(ino >> self._shift)
+
+    def serial(self, ino: InodeNo) -> InodeNo:
+        """Return the serial number of *ino*, which is its number on drive 0."""
+        return InodeNo(ino & self._mask)
+
+    def inode(self, drive: DriveNo, serial: InodeNo) -> InodeNo:
+        """Return the number of the inode *serial* on *drive*."""
+        return InodeNo(drive << self._shift | serial)
+
+
+class ByDrive(Generic[T]):
+    """One thing for each drive of a pool, in the order of their numbers."""
+
+    def __init__(self, things: Sequence[T]) -> None:
+        self.all: Final = tuple(things)
+        self._drive = Numbering(len(things)).drive
+
+    def of(self, ino: InodeNo) -> T:
+        """Return the thing of the drive that holds *ino*'s file. Raises Damaged if none does."""
+        try:
+            return self.all[self._drive(ino)]
+        except IndexError:
+            raise Damaged(f"inode {ino:#x}: the pool has no such drive") from None
