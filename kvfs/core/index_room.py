@@ -205,9 +205,9 @@ class NodeShares:
         }
     )
 
-    def __init__(self, first: InodeNo) -> None:
-        """Inodes from *first* on are created in this run; the scan counts all others."""
-        self._first = first
+    def __init__(self, is_new: Callable[[InodeNo], bool]) -> None:
+        """*is_new*: whether an inode is created in this run; the scan counts all others."""
+        self._is_new = is_new
         #: The inodes up to which the scan has counted nodes, and attributes.
         self._inodes_end = self._attributes_end = InodeNo(0)
         self._held: dict[int, int] = {}
@@ -233,12 +233,12 @@ class NodeShares:
 
     def find(self, ino: InodeNo, record: InodeRecord) -> None:
         """Count a directory, symlink or special file from before the start."""
-        if ino < self._first:
+        if not self._is_new(ino):
             self._note(record.uid, _node_bytes(record))
 
     def find_attribute(self, ino: InodeNo, record: InodeRecord, size_bytes: int) -> None:
         """Count an attribute from before the start."""
-        if ino < self._first:
+        if not self._is_new(ino):
             self._note(record.uid, size_bytes)
 
     def reach(self, ino: InodeNo) -> None:
@@ -270,7 +270,7 @@ class NodeShares:
 
     def set_attributes(self, ino: InodeNo, record: InodeRecord, change_bytes: int) -> None:
         """Count *change_bytes* more, or less if negative, for the attributes of *ino*."""
-        if ino >= self._first or ino < self._attributes_end:
+        if ino < self._attributes_end or self._is_new(ino):
             self._note(record.uid, change_bytes)
 
     def go(self, ino: InodeNo, record: InodeRecord) -> None:
@@ -279,7 +279,7 @@ class NodeShares:
             self._note(record.uid, -_node_bytes(record))
 
     def _is_counted(self, ino: InodeNo) -> bool:
-        return ino >= self._first or ino <= self._inodes_end
+        return ino <= self._inodes_end or self._is_new(ino)
 
     def _note(self, uid: int, change_bytes: int) -> None:
         if not uid:

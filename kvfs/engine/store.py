@@ -124,7 +124,7 @@ class Store:
         if not known:
             pool.durable.not_durable.note_gap()
         if not known or begun.recovered.gone_back is not None:
-            pool.durable.identities.attributes.note_unlisted(pool.numbers.first)
+            pool.durable.identities.attributes.note_unlisted()
 
     def _list_chores(self) -> tuple[Callable[[float], None], ...]:
         """Return what a tick does, in order. Each chore gets the present time."""

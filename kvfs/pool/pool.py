@@ -121,7 +121,7 @@ class Pool:
         self.index = open_index(index_at.path, settings, self.syscalls, outliving.journal, unlogged)
         stack.callback(self.index.close)
         self.notes = outliving.notes
-        self.numbers = InodeNumbers(device.pool_fd, self.syscalls, read_only=settings.read_only)
+        self.numbers = InodeNumbers((device.pool_fd,), self.syscalls, read_only=settings.read_only)
         stack.callback(self.numbers.close)
         self.run = PoolRun(
             *(device.pool_fd, device.superblock, self.syscalls),
@@ -171,7 +171,9 @@ class Pool:
         not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
         identities = Identities(
             *(self.extents, self.background, self.space.unlink_queue, not_durable),
-            AttributeRecords(self.index, self.extents, undurable, self.monotonic_s),
+            AttributeRecords(
+                *(self.index, self.extents, undurable, self.monotonic_s, self.numbers.is_new)
+            ),
             *(undurable, self.monotonic_s),
         )
         final_checksum = FinalChecksum(

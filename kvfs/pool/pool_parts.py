@@ -69,7 +69,7 @@ def space_parts(
             pin_share=settings.pin_share,
         ),
         device_room=DeviceRoom(taken, device.free_bytes),
-        node_shares=NodeShares(numbers.first),
+        node_shares=NodeShares(numbers.is_new),
         unlink_queue=unlink_queue,
         strays=strays,
     )

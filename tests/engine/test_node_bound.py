@@ -75,7 +75,7 @@ def test_no_user_takes_the_index_from_the_blocks(kind: str) -> None:
 
 
 def test_over_the_bound_only_who_has_an_equal_share_is_refused() -> None:
-    shares = NodeShares(InodeNo(1))
+    shares = NodeShares(lambda _: True)
     shares.set_attributes(InodeNo(5), owned_by(USER), 20 * MIB)
     shares.set_attributes(InodeNo(6), owned_by(OTHER), 2 * MIB)
     for refused, everyones_bytes in (((), 16), ((USER,), 17), ((USER, OTHER, THIRD), 34)):

@@ -58,7 +58,7 @@ class Verifier:
         self._pool = pool
         self._publishing = publishing
         self._mode = settings.verify
-        #: Blocks with a lower number are compared at their first open.
+        #: Blocks with a lower serial number are compared at their first open; 0: none is.
         self.below = NO_INODE
         if settings.verify in ("open", "scrub"):
             self.below = pool.numbers.first
@@ -85,7 +85,8 @@ class Verifier:
 
     def is_due(self, ino: InodeNo) -> bool:
         """Whether block *ino* must be compared before it is opened."""
-        return ino < self.below and ino not in self._known
+        below = self.below
+        return below > 0 and self._pool.numbers.serial(ino) < below and ino not in self._known
 
     def begin(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what to compare for block *ino*; None if it has no checksum.
@@ -215,9 +216,9 @@ class Verifier:
             return
         for rows in pool.index.walk(INODE_PREFIX, _KNOWN_MAX):
             for ino, record in parse_inodes(rows):
-                if ino >= pool.run.doubtful_below:
-                    break
-                if ino not in self._known and (record is None or stat.S_ISREG(record.mode)):
+                if pool.numbers.serial(ino) >= pool.run.doubtful_below or ino in self._known:
+                    continue
+                if record is None or stat.S_ISREG(record.mode):
                     return
         self.end_doubt()
 

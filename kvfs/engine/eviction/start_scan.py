@@ -47,7 +47,7 @@ class StartScan:
         self._counts: deque[Iterator[None]] = deque()
         self._stages: deque[_Stage] = deque()
         self._again = False
-        pool.figures.held.begin(pool.numbers.first)
+        pool.figures.held.begin(pool.numbers.is_new)
         self._begin(self._find_attributes, self._find_inodes, self._drop_unknown, self._count_pins)
 
     @property

@@ -62,11 +62,11 @@ class Promises(Protocol):
 class Proofs(Protocol):
     """Compares inodes with their files, after a power loss, before they are used."""
 
-    #: About inodes with this number or a higher one the index is right.
-    below: InodeNo
+    #: Whether the index may be wrong about any.
+    in_doubt: bool
 
     def prove(self, ino: InodeNo) -> bool:
-        """Return whether the index was right about *ino*, below ``below``; else correct it."""
+        """Return whether the index was right about *ino*; else correct it."""
 
 
 class Namespace:
@@ -105,7 +105,7 @@ class Namespace:
         if ino is not None and ino in pool.damage.inodes:
             pool.damage.miss_name(parent, name, ino, "damaged inode record")
             return None
-        if ino is not None and ino < self._proofs.below and not self._proofs.prove(ino):
+        if ino is not None and self._proofs.in_doubt and not self._proofs.prove(ino):
             return pool.index.lookup(parent, name)
         return ino
 
@@ -119,7 +119,7 @@ class Namespace:
             opened.require_bytes()
             return opened.gone
         try:
-            if ino < self._proofs.below:
+            if self._proofs.in_doubt:
                 self._proofs.prove(ino)
             record = self._pool.index.inode(ino)
         except Damaged:
@@ -139,9 +139,10 @@ class Namespace:
         A cookie is an inode number, so names that come and go do not move the others.
         """
         found = self._children(parent, after)
-        below = self._proofs.below
+        if not self._proofs.in_doubt:
+            return found
         # Not any(): each of them is to be compared.
-        changed = [ino for ino, _ in found if ino < below and not self._proofs.prove(ino)]
+        changed = [ino for ino, _ in found if not self._proofs.prove(ino)]
         return self._children(parent, after) if changed else found
 
     def _children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:

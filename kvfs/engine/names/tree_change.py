@@ -369,14 +369,14 @@ def one_name(
 ) -> InodeRecord | None:
     """Return *record* of inode *ino* as it is without a second name from before a power loss.
 
-    None if it is such a name itself. An alias has a number below *below* then, and is dropped: it
-    has no file that would confirm it. Raises NoSpace, OSError.
+    None if it is such a name itself. An alias has a serial number below *below* then, and is
+    dropped: it has no file that would confirm it. Raises NoSpace, OSError.
     """
     if record is None:
         return None
     is_alias = record.state == State.ALIAS
     alias = ino if is_alias else alias_of(record)
-    if not alias or alias >= below:
+    if not alias or pool.numbers.serial(alias) >= below:
         return record
     named = record if is_alias else alias_record(pool.index, record)
     if named is None:

@@ -81,8 +81,8 @@ class Reconcile:
             self._note()
         else:
             self._doubt = self._left()
-        #: Inodes with this number or a higher one are not in doubt.
-        self.below = InodeNo(0) if self._doubt is None else self._doubt.below
+        #: Whether any inode may be in doubt; ``prove`` knows which.
+        self.in_doubt = self._doubt is not None
         self._work = self._steps()
 
     @property
@@ -92,7 +92,9 @@ class Reconcile:
 
     def describe(self) -> dict[str, float | int]:
         """Return what `kvfs status` shows: the share that is done, 0 to 1, and what changed."""
-        share = 1.0 if self._doubt is None else self._doubt.verified / max(1, self._doubt.below)
+        share, serial = 1.0, self._pool.numbers.serial
+        if self._doubt is not None:
+            share = min(1.0, serial(self._doubt.verified) / max(1, self._doubt.below))
         return {
             "share": round(share, 4),
             "entered": self.entered,
@@ -129,10 +131,12 @@ class Reconcile:
     def prove(self, ino: InodeNo) -> bool:
         """Return whether the index was right about *ino*, else correct it.
 
-        Called for inodes below ``below`` only. Raises NoSpace, NotAtHand, OSError.
+        Called while some are ``in_doubt``. Raises NoSpace, NotAtHand, OSError.
         """
         doubt = self._doubt
-        if doubt is None or ino >= doubt.below or ino in self._pool.open.inodes:
+        if doubt is None or ino in self._pool.open.inodes:
+            return True
+        if self._pool.numbers.serial(ino) >= doubt.below:
             return True
         named = self._pool.index.inode_or_miss(ino)
         record = one_name(self._pool, ino, named, doubt.below)
@@ -168,27 +172,30 @@ class Reconcile:
         )
 
     def _young(self, first: InodeNo) -> Iterator[InodeNo]:
-        """Yield the inodes from *first* on that have an extent.
+        """Yield the inodes with serial numbers from *first* on that have an extent, oldest first.
 
         Most numbers of a range were never used. So the search of one ends well behind the last one
         found, and goes on where the next server began: at a distance of whole ranges from the end.
         A few directories show roughly how far the numbers of this one went, since they go to all of
         them in turn.
         """
-        extents, last = self._pool.extents, self._pool.numbers.first
+        extents, numbers = self._pool.extents, self._pool.numbers
+        last = numbers.first
         if last - first > _ASKED_MOST:
-            yield from sorted(ino for ino in extents.scan() if ino >= first)
+            young = (ino for ino in extents.scan() if numbers.serial(ino) >= first)
+            yield from sorted(young, key=numbers.serial)
             return
-        seen = max(extents.scan(_DIRECTORIES_SEEN), default=first)
-        ino, end = first, min(last, max(seen, first) + _NONE_BEHIND)
-        while ino < last:
-            if extents.stat(ino) is not None:
-                yield ino
-                end = min(last, max(end, ino + _NONE_BEHIND))
-            ino = InodeNo(ino + 1)
-            if ino >= end:
-                ino = InodeNo(last - (last - ino) // RANGE_NUMBERS * RANGE_NUMBERS)
-                end = min(last, ino + _NONE_BEHIND)
+        seen = max(map(numbers.serial, extents.scan(_DIRECTORIES_SEEN)), default=first)
+        serial, end = first, min(last, max(seen, first) + _NONE_BEHIND)
+        while serial < last:
+            for ino in numbers.with_serial(serial):
+                if extents.stat(ino) is not None:
+                    yield ino
+                    end = min(last, max(end, serial + _NONE_BEHIND))
+            serial = InodeNo(serial + 1)
+            if serial >= end:
+                serial = InodeNo(last - (last - serial) // RANGE_NUMBERS * RANGE_NUMBERS)
+                end = min(last, serial + _NONE_BEHIND)
 
     def _enter_all(self, inos: Iterator[InodeNo]) -> None:
         """Settle blocks in batches; new ones with a free name in one transaction a batch."""
@@ -355,13 +362,12 @@ class Reconcile:
         after = inode_key(InodeNo(doubt.verified - 1))
         for rows in pool.index.walk(INODE_PREFIX, _FILES_A_STEP, after=after, committed=True):
             for ino, record in parse_inodes(rows):
-                if ino < doubt.below and record is not None and self._is_doubtful(ino, record):
+                old = pool.numbers.serial(ino) < doubt.below
+                if old and record is not None and self._is_doubtful(ino, record):
                     self._found.append((ino, False))
                 last = ino
             self._found.append((InodeNo(last + 1), True))
             yield len(rows)
-            if last >= doubt.below:
-                break
 
     def _is_doubtful(self, ino: InodeNo, record: InodeRecord) -> bool:
         if not has_bytes(record):
@@ -377,7 +383,7 @@ class Reconcile:
         """Note the end, unless the search failed: then the next start goes on."""
         if self._searched and self._doubt is not None:
             self._doubt = None
-            self.below = InodeNo(0)
+            self.in_doubt = False
             self._note()
             _log.info(
                 "index compared with its files: %d entered, %d moved, %d dropped",

@@ -32,7 +32,6 @@ _RENEWED_A_TICK: Final = 64
 #: A search that failed begins again after this time.
 _FAILED_REST_S: Final = 60.0
 #: Above every inode number.
-_NUMBERS_END: Final = InodeNo(1 << 64)
 
 
 class Sweep:
@@ -45,8 +44,8 @@ class Sweep:
         self._suspects: deque[tuple[InodeNo, Callable[[InodeNo], None]]] = deque()
         self._work: Iterator[int] = iter(())
         self._searching = False
-        #: Inodes with this number or a higher one are new, and get an identity without the sweep.
-        self._below = InodeNo(0)
+        #: Whether inodes of this run are left out: they get an identity without the sweep.
+        self._skips_new = True
         #: How many gaps in the list of what is not durable the search closes; whether it failed.
         self._gaps = 0
         self._failed = False
@@ -61,13 +60,13 @@ class Sweep:
     def start(self) -> None:
         """Begin; ``Store.run_due`` continues it."""
         self._work = self._steps()
-        self._below = self._pool.numbers.first
+        self._skips_new = True
         self._begin()
 
     def find_unidentified(self) -> None:
         """Search only for blocks without an identity, which a full list left out."""
         self._work = self._identity_steps()
-        self._below = _NUMBERS_END
+        self._skips_new = False
         self._begin()
 
     def _begin(self) -> None:
@@ -153,12 +152,12 @@ class Sweep:
     def _is_stray(self, ino: InodeNo) -> bool:
         """Whether file *ino* belongs to no inode; only a guess outside the loop's thread."""
         pool = self._pool
-        if ino >= pool.numbers.first or pool.index.knows(ino):
+        if pool.numbers.is_new(ino) or pool.index.knows(ino):
             return False
         return ino not in pool.open.inodes and ino not in pool.departures.removed
 
     def _is_outdated(self, ino: InodeNo, record: InodeRecord) -> bool:
-        if ino >= self._below or record.state == State.ALIAS:
+        if record.state == State.ALIAS or (self._skips_new and self._pool.numbers.is_new(ino)):
             return False
         if not carries_identity(record) and self._pool.durable.identities.attributes.may_lack(ino):
             return True  # no identity tells whether its file has its attributes

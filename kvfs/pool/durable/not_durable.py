@@ -263,8 +263,13 @@ class AttributeRecords:
         extents: Extents,
         memory: UndurableTable,
         monotonic_s: Callable[[], float],
+        is_new: Callable[[InodeNo], bool],
     ) -> None:
-        """*memory* outlives this server, and lists the changes that the device does not have."""
+        """*memory* outlives this server, and lists the changes that the device does not have.
+
+        *is_new*: whether this server gives out an inode's number.
+        """
+        self._is_new = is_new
         self._index = index
         self._memory = memory
         self._extents = extents
@@ -277,8 +282,8 @@ class AttributeRecords:
         self.ticket = 0
         #: Records that could not be written: after a power loss they are as they were logged.
         self.refused = 0
-        #: Inodes below it may have changes from before this server that are not listed here.
-        self._unlisted_below = InodeNo(0)
+        #: Whether inodes from before this server may have changes that are not listed here.
+        self._lacks_older = False
 
     def __contains__(self, ino: InodeNo) -> bool:
         """Whether *ino*'s record is not written yet; its identity waits for that."""
@@ -303,15 +308,15 @@ class AttributeRecords:
 
     def may_lack(self, ino: InodeNo) -> bool:
         """Whether *ino* may have a change that is not listed, so that it is written to be sure."""
-        return ino < self._unlisted_below
+        return self._lacks_older and not self._is_new(ino)
 
-    def note_unlisted(self, below: InodeNo) -> None:
-        """Note that changes of inodes below *below* may be missing, until a search has ended."""
-        self._unlisted_below = below
+    def note_unlisted(self) -> None:
+        """Note that changes of older inodes may be missing, until a search has ended."""
+        self._lacks_older = True
 
     def note_all_listed(self) -> None:
         """Note that a search has looked at all inodes, and every change is listed or written."""
-        self._unlisted_below = InodeNo(0)
+        self._lacks_older = False
 
     def forget(self, ino: InodeNo) -> None:
         """Forget the change of *ino*, which is going away."""

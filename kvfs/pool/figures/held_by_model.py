@@ -5,6 +5,7 @@ Until it has reached one of those, changes of it count for nothing. So the figur
 the scan is done, and need no memory for a block.
 """
 
+from collections.abc import Callable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
 
@@ -109,10 +110,10 @@ class HeldByModel:
 
     # ---- the scan ----
 
-    def begin(self, first: InodeNo = LAST_INODE) -> None:
-        """Begin to count: a scan finds all inodes below *first*, and later ones come with it."""
+    def begin(self, is_new: Callable[[InodeNo], bool] = lambda _: False) -> None:
+        """Begin to count: a scan finds all inodes but those that are new, which count at once."""
         self.outdated = False
-        self._first = first
+        self._is_new = is_new
         #: Inodes up to this one are counted.
         self._reached = _NO_INODE_YET
         self._rows: dict[str, _Row] = {UNKNOWN: _Row(), OTHERS: _Row()}
@@ -120,7 +121,7 @@ class HeldByModel:
 
     def find(self, ino: InodeNo, record: InodeRecord) -> None:
         """The scan has come to *ino*."""
-        if self._reached < ino < self._first:
+        if ino > self._reached and not self._is_new(ino):
             self._reached = ino
             if S_ISREG(record.mode) and record.state not in UNFINISHED:
                 self._count(record, 1, record.allocated_bytes)
@@ -137,11 +138,11 @@ class HeldByModel:
         if before is not None and before.state not in UNFINISHED:
             if S_ISDIR(before.mode):
                 self._note_moved(before, after)
-            elif S_ISREG(before.mode) and (ino <= self._reached or ino >= self._first):
+            elif S_ISREG(before.mode) and (ino <= self._reached or self._is_new(ino)):
                 self._count(before, -1, -before.allocated_bytes)
         if after is None or after.state in UNFINISHED or not S_ISREG(after.mode):
             return
-        if ino <= self._reached or ino >= self._first:
+        if ino <= self._reached or self._is_new(ino):
             self._count(after, 1, after.allocated_bytes)
 
     def _note_moved(self, before: InodeRecord, after: InodeRecord | None) -> None:
