@@ -125,6 +125,8 @@ class Device:
         #: What the index in memory is called after: copies of a pool have one UUID, and are never
         #: served at the same time, unless in other directories or file systems.
         self.index_id = f"{header.uuid} {superblock} {os.fstat(pool_fd).st_ino}"
+        #: The pool's other drives, by their numbers from 1 on.
+        self.more: tuple[Device, ...] = ()
         #: Whether clients of a dead mount still have files on it open.
         self.outlived = False
         self.usable_bytes = usable_bytes
@@ -133,15 +135,26 @@ class Device:
         )
         self.reserved_bytes = reserved_bytes
 
+    def take_in(self, others: "Sequence[Device]") -> None:
+        """Make *others*, by number, the further drives of this one's pool; they close with it."""
+        self.more = tuple(others)
+        self.usable_bytes += sum(other.usable_bytes for other in others)
+        self.capacity_bytes += sum(other.capacity_bytes for other in others)
+
+    @property
+    def pool_fds(self) -> tuple[int, ...]:
+        """The directories of all drives of the pool, by number."""
+        return (self.pool_fd, *(other.pool_fd for other in self.more))
+
     def total_bytes(self) -> int:
-        """Return the size of the file system that holds the pool. Raises OSError."""
-        space = os.fstatvfs(self.pool_fd)
-        return space.f_blocks * space.f_frsize
+        """Return the size of the file systems that hold the pool. Raises OSError."""
+        return sum(space.f_blocks * space.f_frsize for space in map(os.fstatvfs, self.pool_fds))
 
     def free_bytes(self) -> int:
         """Return the bytes that can still be allocated, less what a directory leaves to others."""
         space = os.fstatvfs(self.pool_fd)
-        return max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
+        here_bytes = max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
+        return here_bytes + sum(other.free_bytes() for other in self.more)
 
     def describe(self) -> str:
         """Return the device in words, for the log and ``kvfs status``."""
@@ -150,6 +163,8 @@ class Device:
 
     def close(self) -> None:
         """Close everything; a second call does nothing."""
+        for other in self.more:
+            other.close()
         fds, self.held_fds = [self.pool_fd, *self.held_fds], []
         if self.pool_fd >= 0:
             self.pool_fd = -1

@@ -87,7 +87,7 @@ def try_out(directory_fd: int, source: str, fs_type: str) -> None:
             before_bytes = syscalls.fstat(fd).st_blocks
             step = "fallocate beyond the end of a file"
             syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, _TRIAL_BYTES)
-            Extents(directory_fd, syscalls, fs_type).trim(fd, 0)
+            Extents((directory_fd,), syscalls, fs_type).trim(fd, 0)
             lacking = syscalls.fstat(fd).st_blocks > before_bytes
         finally:
             syscalls.close(fd)

@@ -121,13 +121,13 @@ class Pool:
         self.index = open_index(index_at.path, settings, self.syscalls, outliving.journal, unlogged)
         stack.callback(self.index.close)
         self.notes = outliving.notes
-        self.numbers = InodeNumbers((device.pool_fd,), self.syscalls, read_only=settings.read_only)
+        self.numbers = InodeNumbers(device.pool_fds, self.syscalls, read_only=settings.read_only)
         stack.callback(self.numbers.close)
         self.run = PoolRun(
             *(device.pool_fd, device.superblock, self.syscalls),
             *(self.numbers.first, index_at.in_memory),
         )
-        self.extents = Extents(device.pool_fd, self.syscalls, device.fs_type)
+        self.extents = Extents(device.pool_fds, self.syscalls, device.fs_type)
         stack.callback(self.extents.close)
         return unlogged
 

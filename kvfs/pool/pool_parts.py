@@ -55,7 +55,7 @@ def space_parts(
     capacity_bytes = settings.capacity_bytes or device.capacity_bytes
     taken = Space(capacity_bytes, counters.used_bytes)
     unlink_queue = UnlinkQueue(background, taken)
-    files = StrayFiles(device.pool_fd, syscalls, extents)
+    files = StrayFiles(device.pool_fds, syscalls, extents)
     strays = Strays(
         files, taken, unlink_queue, grace_s=settings.stray_grace_s, most=settings.strays_max
     )

@@ -12,8 +12,10 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
+from kvfs.core.drive_numbers import ByDrive, Numbering
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
 from kvfs.core.records import AttributeRecord, Identity
@@ -53,19 +55,22 @@ _SPACE_ERRORS: Final = _SpaceErrors()
 
 
 class Extents:
-    """The extent files and identity files of one pool directory."""
+    """The extent files and identity files of one pool: those of an inode are on its drive."""
 
-    def __init__(self, pool_fd: int, syscalls: Syscalls, fs_type: str) -> None:
+    def __init__(self, pool_fds: tuple[int, ...], syscalls: Syscalls, fs_type: str) -> None:
+        """*pool_fds* are the directories of the pool's drives, by number, all on *fs_type*."""
         self._syscalls = syscalls
         self._fs_type = fs_type
         # The kernel sends SIGIO when a lease is broken; only the main thread may set its handler.
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-        self._extents = FanOut(pool_fd, EXTENTS, syscalls)
-        self._nodes = FanOut(pool_fd, IDENTITIES, syscalls)
+        self._extents = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds])
+        self._nodes = ByDrive([FanOut(fd, IDENTITIES, syscalls) for fd in pool_fds])
+        #: The serial number of an inode: of two the older has the lower.
+        self.serial = Numbering(len(pool_fds)).serial
         self._xattrs = FileXattrs(syscalls)
-        #: After a kill, the dead mount's FUSE connection may hold extents with lower numbers: all
+        #: After a kill, the dead mount's FUSE connection may hold extents with lower serials: all
         #: that were registered for passthrough, as long as one of its clients has any file open.
         self.held_below = InodeNo(0)
         #: Whether the file of an inode that was never created could not be removed.
@@ -73,17 +78,20 @@ class Extents:
 
     def close(self) -> None:
         """Close the directories. Extents returned as fds stay open."""
-        self._extents.close()
-        self._nodes.close()
+        for files in self._fan_outs():
+            files.close()
 
     def open_directories(self) -> None:
         """Open all directories that there are, so that none is opened while it is needed."""
-        self._extents.open_all()
-        self._nodes.open_all()
+        for files in self._fan_outs():
+            files.open_all()
+
+    def _fan_outs(self) -> Iterator[FanOut]:
+        return chain(self._extents.all, self._nodes.all)
 
     def directory(self, ino: InodeNo, *, of_node: bool) -> int:
         """Return the fd of the directory with *ino*'s extent or identity file. Raises OSError."""
-        return (self._nodes if of_node else self._extents).directory(ino)
+        return (self._nodes if of_node else self._extents).of(ino).directory(ino)
 
     # ---- extents ----
 
@@ -94,7 +102,7 @@ class Extents:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
         with _SPACE_ERRORS:
-            directory_fd = self._extents.directory(ino, make=True)
+            directory_fd = self._extents.of(ino).directory(ino, make=True)
             try:
                 fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
             except FileExistsError as error:
@@ -152,7 +160,7 @@ class Extents:
         Raises Damaged if it is missing or broken.
         """
         try:
-            directory_fd = self._extents.directory(ino)
+            directory_fd = self._extents.of(ino).directory(ino)
             return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
         except OSError as error:
             _raise_damaged(ino, error)
@@ -160,7 +168,7 @@ class Extents:
 
     def open_cached(self, ino: InodeNo, flags: int) -> int:
         """Do what ``open`` does without waiting for the device; -1 if that is not possible."""
-        directory_fd = self._extents.opened(ino)
+        directory_fd = self._extents.of(ino).opened(ino)
         if directory_fd < 0:
             return -1
         try:
@@ -286,7 +294,7 @@ class Extents:
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""
         try:
-            directory_fd = self._extents.directory(ino)
+            directory_fd = self._extents.of(ino).directory(ino)
             return self._syscalls.stat(file_name(ino), dir_fd=directory_fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
@@ -296,10 +304,10 @@ class Extents:
 
         An extent that only a dead mount's connection holds is emptied first.
         """
-        if ino < self.held_below:
+        if self.serial(ino) < self.held_below:
             with contextlib.suppress(Damaged, OSError):
                 self._give_back(ino)
-        self._unlink(self._extents, ino)
+        self._unlink(self._extents.of(ino), ino)
 
     def _give_back(self, ino: InodeNo) -> None:
         fd = self.open(ino, os.O_RDWR)
@@ -316,7 +324,9 @@ class Extents:
         """
         with _SPACE_ERRORS:
             try:
-                self._xattrs.set_identity(self._extents.path(ino) if fd is None else fd, identity)
+                self._xattrs.set_identity(
+                    self._extents.of(ino).path(ino) if fd is None else fd, identity
+                )
             except FileNotFoundError:
                 return False
         return True
@@ -324,7 +334,7 @@ class Extents:
     def unidentify(self, ino: InodeNo) -> bool:
         """Remove *ino*'s identity; False if it had none."""
         try:
-            self._syscalls.removexattr(self._extents.path(ino), XATTR_FIXED)
+            self._syscalls.removexattr(self._extents.of(ino).path(ino), XATTR_FIXED)
         except OSError as error:
             if error.errno not in (errno.ENODATA, errno.ENOENT):
                 raise
@@ -352,14 +362,14 @@ class Extents:
     def identity(self, ino: InodeNo) -> Identity | None:
         """Return the identity of *ino*'s extent, None if it has none. Raises Damaged."""
         try:
-            path = self._extents.path(ino)
+            path = self._extents.of(ino).path(ino)
         except FileNotFoundError:
             return None
         return self._xattrs.identity(path, ino)
 
     def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
-        """Yield the inode number of every extent in the first *directories* of the fan-out."""
-        return self._extents.scan(directories)
+        """Yield the inode number of every extent in the first *directories* of each fan-out."""
+        return chain.from_iterable(files.scan(directories) for files in self._extents.all)
 
     # ---- identity files of directories and symlinks ----
 
@@ -370,7 +380,7 @@ class Extents:
         same bytes again is harmless.
         """
         with _SPACE_ERRORS:
-            directory_fd = self._nodes.directory(ino, make=True)
+            directory_fd = self._nodes.of(ino).directory(ino, make=True)
             flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
             fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
             try:
@@ -387,7 +397,7 @@ class Extents:
         Raises Damaged if one of them is not what was written, or if they do not match.
         """
         try:
-            directory_fd = self._nodes.directory(ino)
+            directory_fd = self._nodes.of(ino).directory(ino)
             fd = self._syscalls.open(file_name(ino), _FILE_FLAGS, dir_fd=directory_fd)
         except FileNotFoundError:
             return None
@@ -400,11 +410,11 @@ class Extents:
 
     def forget_node(self, ino: InodeNo) -> None:
         """Remove *ino*'s identity file; a missing one is fine."""
-        self._unlink(self._nodes, ino)
+        self._unlink(self._nodes.of(ino), ino)
 
     def scan_nodes(self) -> Iterator[InodeNo]:
         """Yield the inode number of every identity file."""
-        return self._nodes.scan()
+        return chain.from_iterable(files.scan() for files in self._nodes.all)
 
     # ---- both kinds ----
 
@@ -416,9 +426,9 @@ class Extents:
         """
         with _SPACE_ERRORS, contextlib.suppress(FileNotFoundError):
             if not of_node:
-                self._xattrs.set_attributes(self._extents.path(record.ino), record)
+                self._xattrs.set_attributes(self._extents.of(record.ino).path(record.ino), record)
                 return
-            directory_fd = self._nodes.directory(record.ino, make=True)
+            directory_fd = self._nodes.of(record.ino).directory(record.ino, make=True)
             flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
             fd = self._syscalls.open(file_name(record.ino), flags, 0o600, dir_fd=directory_fd)
             try:
@@ -433,7 +443,7 @@ class Extents:
         """
         files = self._nodes if of_node else self._extents
         try:
-            return self._xattrs.attributes(files.path(ino), ino, upto)
+            return self._xattrs.attributes(files.of(ino).path(ino), ino, upto)
         except FileNotFoundError:
             return None
 
@@ -441,7 +451,7 @@ class Extents:
         """Make *ino*'s identity and bytes durable; it blocks. Raises OSError."""
         for files in (self._extents, self._nodes):
             try:
-                directory_fd = files.directory(ino)
+                directory_fd = files.of(ino).directory(ino)
                 fd = self._syscalls.open(file_name(ino), _FILE_FLAGS, dir_fd=directory_fd)
             except FileNotFoundError:
                 continue

@@ -10,7 +10,7 @@ in them are given out in one row (drive_numbers.py). A start goes on behind the 
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
@@ -87,7 +87,7 @@ class InodeNumbers:
     """
 
     def __init__(
-        self, pool_fds: Sequence[int], syscalls: Syscalls, *, read_only: bool = False
+        self, pool_fds: tuple[int, ...], syscalls: Syscalls, *, read_only: bool = False
     ) -> None:
         """Continue above every number that may have been used. Writes nothing before ``give_out``.
 
@@ -177,4 +177,3 @@ class InodeNumbers:
         """Close the files; numbers of the ranges that were not taken are never used."""
         for one in self._ranges:
             one.close()
-        self._ranges.clear()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.drive_numbers import ByDrive, Numbering
 from kvfs.core.pool_layout import QUARANTINE, STRAYS, file_name, parse_file_name
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo
 from kvfs.storage.extents import Extents
@@ -31,18 +32,19 @@ class StrayFiles:
     A file's mtime is the time at which it was moved here.
     """
 
-    def __init__(self, pool_fd: int, syscalls: Syscalls, extents: Extents) -> None:
-        self._pool_fd = pool_fd
+    def __init__(self, pool_fds: tuple[int, ...], syscalls: Syscalls, extents: Extents) -> None:
+        """*pool_fds* are the directories of the pool's drives, by number."""
+        self._pool_fds = ByDrive(pool_fds)
         self._syscalls = syscalls
         self._extents = extents
 
     def move_in(self, ino: InodeNo, now_ns: int, *, of_node: bool) -> Stray | None:
         """Move *ino*'s extent or identity file here; None if it is gone. Raises OSError."""
         with contextlib.suppress(FileExistsError):
-            self._syscalls.mkdir(STRAYS, 0o700, dir_fd=self._pool_fd)
+            self._syscalls.mkdir(STRAYS, 0o700, dir_fd=self._pool_fds.of(ino))
         name = file_name(ino)
         try:
-            with self._directory() as strays_fd:
+            with self._directory(self._pool_fds.of(ino)) as strays_fd:
                 from_fd = self._extents.directory(ino, of_node=of_node)
                 self._syscalls.rename(name, name, src_dir_fd=from_fd, dst_dir_fd=strays_fd)
                 self._syscalls.utime(name, ns=(now_ns, now_ns), dir_fd=strays_fd)
@@ -54,19 +56,21 @@ class StrayFiles:
     def held(self) -> list[Stray]:
         """Return all files that are here, the oldest first. Raises OSError."""
         found: list[Stray] = []
-        with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
-            for name in self._syscalls.listdir(strays_fd):
-                ino = parse_file_name(name)
-                if ino is not None:
-                    status = self._syscalls.stat(name, dir_fd=strays_fd)
-                    size_bytes = status.st_blocks * STAT_BLOCK_BYTES
-                    found.append(Stray(ino, size_bytes, status.st_mtime_ns))
+        for pool_fd in self._pool_fds.all:
+            with contextlib.suppress(FileNotFoundError), self._directory(pool_fd) as strays_fd:
+                for name in self._syscalls.listdir(strays_fd):
+                    ino = parse_file_name(name)
+                    if ino is not None:
+                        status = self._syscalls.stat(name, dir_fd=strays_fd)
+                        size_bytes = status.st_blocks * STAT_BLOCK_BYTES
+                        found.append(Stray(ino, size_bytes, status.st_mtime_ns))
         return sorted(found, key=lambda stray: stray.since_ns)
 
     def remove(self, ino: InodeNo) -> None:
         """Remove a file; empty it first if only a dead mount may hold it. Raises OSError."""
         name = file_name(ino)
-        with contextlib.suppress(FileNotFoundError), self._directory() as strays_fd:
+        pool_fd = self._pool_fds.of(ino)
+        with contextlib.suppress(FileNotFoundError), self._directory(pool_fd) as strays_fd:
             fd = self._syscalls.open(name, _FILE_FLAGS, dir_fd=strays_fd)
             try:
                 with contextlib.suppress(OSError):
@@ -77,9 +81,9 @@ class StrayFiles:
             self._syscalls.unlink(name, dir_fd=strays_fd)
 
     @contextlib.contextmanager
-    def _directory(self) -> Iterator[int]:
+    def _directory(self, pool_fd: int) -> Iterator[int]:
         """Open the directory, following no symlink; raises FileNotFoundError if it is missing."""
-        fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=self._pool_fd)
+        fd = self._syscalls.open(STRAYS, DIRECTORY_FLAGS, dir_fd=pool_fd)
         try:
             yield fd
         finally:
@@ -93,9 +97,11 @@ class Quarantine:
     """Holds at most *files_max* extents and *most_bytes*; the oldest is removed for a new one."""
 
     def __init__(
-        self, pool_fd: int, syscalls: Syscalls, files_max: int = 0, most_bytes: int = 0
+        self, pool_fds: tuple[int, ...], syscalls: Syscalls, files_max: int = 0, most_bytes: int = 0
     ) -> None:
-        self._pool_fd = pool_fd
+        """*pool_fds* are the directories of the pool's drives, by number."""
+        self._pool_fds = ByDrive(pool_fds)
+        self._serial = Numbering(len(pool_fds)).serial
         self._syscalls = syscalls
         self._files_max = files_max
         self._most_bytes = most_bytes
@@ -111,10 +117,11 @@ class Quarantine:
         size_bytes = status.st_blocks * STAT_BLOCK_BYTES
         if size_bytes > self._most_bytes:
             return False
+        pool_fd = self._pool_fds.of(ino)
         with contextlib.suppress(FileExistsError):
-            self._syscalls.mkdir(QUARANTINE, 0o700, dir_fd=self._pool_fd)
-        with self._directory() as directory_fd:
-            self._make_room(directory_fd, size_bytes)
+            self._syscalls.mkdir(QUARANTINE, 0o700, dir_fd=pool_fd)
+        self._make_room(size_bytes)
+        with self._directory(pool_fd) as directory_fd:
             self._syscalls.rename(
                 file_name(ino),
                 file_name(ino),
@@ -123,40 +130,39 @@ class Quarantine:
             )
         return True
 
-    def _make_room(self, directory_fd: int, size_bytes: int) -> None:
+    def _make_room(self, size_bytes: int) -> None:
         held = self.held()
         while held and (
             len(held) >= self._files_max or sum(held.values()) + size_bytes > self._most_bytes
         ):
-            oldest = min(held)  # numbers rise with time
-            self._syscalls.unlink(file_name(oldest), dir_fd=directory_fd)
+            oldest = min(held, key=self._serial)  # they rise with time
+            self._remove(oldest)
             del held[oldest]
+
+    def _remove(self, ino: InodeNo) -> None:
+        with self._directory(self._pool_fds.of(ino)) as directory_fd:
+            self._syscalls.unlink(file_name(ino), dir_fd=directory_fd)
 
     def held(self) -> dict[InodeNo, int]:
         """Return the inodes whose extents are here, with their allocated bytes. Raises OSError."""
         found: dict[InodeNo, int] = {}
-        try:
-            with self._directory() as directory_fd:
+        for pool_fd in self._pool_fds.all:
+            with contextlib.suppress(FileNotFoundError), self._directory(pool_fd) as directory_fd:
                 for name in self._syscalls.listdir(directory_fd):
                     ino = parse_file_name(name)
                     if ino is not None:
                         status = self._syscalls.stat(name, dir_fd=directory_fd)
                         found[ino] = status.st_blocks * STAT_BLOCK_BYTES
-        except FileNotFoundError:
-            pass
         return found
 
     def clear(self) -> None:
         """Remove all of them, because the device needs the space. Raises OSError."""
-        held = self.held()
-        if held:
-            with self._directory() as directory_fd:
-                for ino in held:
-                    self._syscalls.unlink(file_name(ino), dir_fd=directory_fd)
+        for ino in self.held():
+            self._remove(ino)
 
     @contextlib.contextmanager
-    def _directory(self) -> Iterator[int]:
-        fd = self._syscalls.open(QUARANTINE, _FLAGS, dir_fd=self._pool_fd)
+    def _directory(self, pool_fd: int) -> Iterator[int]:
+        fd = self._syscalls.open(QUARANTINE, _FLAGS, dir_fd=pool_fd)
         try:
             yield fd
         finally:

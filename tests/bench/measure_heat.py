@@ -176,7 +176,7 @@ def measure_pool(blocks: int, directory: str) -> dict[str, object]:
         index = Index(pool_index(device.pool_fd), preallocate_bytes=1 << 20, syscalls=Syscalls())
         with index:
             _fill(index, blocks)
-        skip_numbers(InodeNo(FIRST_INODE + blocks), device.pool_fd, Syscalls())
+        skip_numbers(InodeNo(FIRST_INODE + blocks), device.pool_fds, Syscalls())
         write_run_state(device.pool_fd, Syscalls(), clean=True, superblock=device.superblock)
     store = made.start()
     try:

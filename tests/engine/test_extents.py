@@ -43,7 +43,7 @@ class Place:
 
     @contextlib.contextmanager
     def extents(self, syscalls: Syscalls | None = None) -> Iterator[Extents]:
-        extents = Extents(self.pool_fd, syscalls or Syscalls(), self.fs_type)
+        extents = Extents((self.pool_fd,), syscalls or Syscalls(), self.fs_type)
         try:
             yield extents
         finally:

@@ -36,7 +36,7 @@ class Bench:
         if not (path / "INODES").exists():
             InodeNumbers.create(self._pool_fd, Syscalls())
         self._numbers = InodeNumbers((self._pool_fd,), syscalls)
-        self._extents = Extents(self._pool_fd, syscalls, "tmpfs")
+        self._extents = Extents((self._pool_fd,), syscalls, "tmpfs")
         self.background = Background(1000)
         self.space = Space(100 * MIB, 0)
         self.kernel = KernelRecorder()

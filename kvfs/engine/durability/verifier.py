@@ -66,7 +66,7 @@ class Verifier:
             self.below = pool.run.doubtful_below
         self._known: OrderedDict[InodeNo, None] = OrderedDict()
         self._quarantine = Quarantine(
-            pool.device.pool_fd,
+            pool.device.pool_fds,
             pool.syscalls,
             settings.quarantine_files_max,
             settings.quarantine_bytes,

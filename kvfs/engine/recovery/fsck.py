@@ -56,7 +56,7 @@ def check_pool(
 ) -> FsckReport:
     """Check the pool on *device*. Raises FormatUnknown, NoSpace, OSError."""
     calls = syscalls if syscalls is not None else Syscalls()
-    with contextlib.closing(Extents(device.pool_fd, calls, device.fs_type)) as extents:
+    with contextlib.closing(Extents(device.pool_fds, calls, device.fs_type)) as extents:
         check = _Check(device, extents, settings or Settings(), calls, progress, repair=repair)
         return check.run()
 
@@ -74,7 +74,7 @@ class _Check:
         *,
         repair: bool,
     ) -> None:
-        self._pool_fd = device.pool_fd
+        self._pool_fd, self._pool_fds = device.pool_fd, device.pool_fds
         self._place = IndexPlace(device.pool_fd, device.index_id, settings, syscalls, in_pool=False)
         #: Where the index is; empty until that is known.
         self._path = ""
@@ -115,7 +115,7 @@ class _Check:
             self._make_anew()
             report.repaired += 1
             if not state.trusted:
-                self._doubtful_below = _end_of_numbers(self._pool_fd, self._syscalls)
+                self._doubtful_below = _end_of_numbers(self._pool_fds, self._syscalls)
             state = RunState("", clean=False)
         with self._open() as index:
             if self._repair and not state.clean:
@@ -124,9 +124,9 @@ class _Check:
                 # kill may still be on their way to the device, and nothing shows which.
                 self._syscalls.syncfs(self._pool_fd)
             self._check(index, state)
-            held = Quarantine(self._pool_fd, self._syscalls).held()
+            held = Quarantine(self._pool_fds, self._syscalls).held()
             report.quarantined = tuple(sorted(held.items()))
-            report.strays = tuple(StrayFiles(self._pool_fd, self._syscalls, self._extents).held())
+            report.strays = tuple(StrayFiles(self._pool_fds, self._syscalls, self._extents).held())
             changed = report.repaired or self._is_begun
             if self._repair and (changed or not state.clean or state.strays):
                 self._make_clean(index)
@@ -138,7 +138,7 @@ class _Check:
         """
         distrust_index(self._pool_fd, self._syscalls)
         self._path = rebuild_index(
-            *(self._pool_fd, self._place, self._extents, self._settings),
+            *(self._pool_fds, self._place, self._extents, self._settings),
             *(self._syscalls, self._progress),
         )
         self._is_made = True
@@ -209,7 +209,7 @@ class _Check:
         files = FileCheck(
             index,
             self._extents,
-            StrayFiles(self._pool_fd, self._syscalls, self._extents),
+            StrayFiles(self._pool_fds, self._syscalls, self._extents),
             self._report,
             before_repair=repair,
             leftovers=leftovers,
@@ -226,11 +226,11 @@ class _Check:
         self._check_numbers(files.highest)
 
     def _check_numbers(self, highest: InodeNo) -> None:
-        if numbers_lie_behind(highest, self._pool_fd, self._syscalls):
+        if numbers_lie_behind(highest, self._pool_fds, self._syscalls):
             return
         self._report.problem(f"INODES: damaged, or not behind {highest:#x}")
         if self._repair:
-            skip_numbers(highest, self._pool_fd, self._syscalls)
+            skip_numbers(highest, self._pool_fds, self._syscalls)
             self._report.repaired += 1
 
     def _make_clean(self, index: Index) -> None:
@@ -239,7 +239,7 @@ class _Check:
         self._syscalls.syncfs(self._pool_fd)
         held = index.hold()
         try:
-            young = _end_of_numbers(self._pool_fd, self._syscalls)
+            young = _end_of_numbers(self._pool_fds, self._syscalls)
             logged = begin_log(self._pool_fd, held, young, self._syscalls)
         finally:
             held.end()
@@ -261,9 +261,9 @@ class _Check:
         )
 
 
-def _end_of_numbers(pool_fd: int, syscalls: Syscalls) -> InodeNo:
+def _end_of_numbers(pool_fds: tuple[int, ...], syscalls: Syscalls) -> InodeNo:
     """Return a number above all inodes, from INODES, which the rebuild has mended."""
-    with contextlib.closing(InodeNumbers((pool_fd,), syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers(pool_fds, syscalls, read_only=True)) as numbers:
         return numbers.first
 
 

@@ -45,7 +45,7 @@ class FileCheck:
 
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
         """Return why *ino* must be dropped, None if its bytes are right. Mends its identity."""
-        self.highest = max(self.highest, ino)
+        self.highest = max(self.highest, self._extents.serial(ino))
         try:
             return self._look(ino, record)
         except OSError as error:
@@ -115,7 +115,7 @@ class FileCheck:
 
     def _strays(self, what: str, files: Iterable[InodeNo], *, of_node: bool) -> None:
         for ino in files:
-            self.highest = max(self.highest, ino)
+            self.highest = max(self.highest, self._extents.serial(ino))
             if not self._index.knows(ino):
                 text = f"{what} {ino:#x}: no inode knows it"
                 self._wrong(text, functools.partial(self._put_aside, ino, of_node=of_node))

@@ -24,7 +24,7 @@ from kvfs.core.records import (
     parse_inodes,
 )
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
 from kvfs.storage.extents import Extents
@@ -83,7 +83,7 @@ class _Claim(NamedTuple):
 
 
 def rebuild_index(
-    pool_fd: int,
+    pool_fds: tuple[int, ...],
     place: IndexPlace,
     extents: Extents,
     settings: Settings,
@@ -92,11 +92,14 @@ def rebuild_index(
 ) -> str:
     """Make an index in *place* from the identities; return its path. In the pool it is durable.
 
+    *pool_fds* are the directories of the pool's drives; index and log are in the first.
+
     Extents that got no inode are left to the sweep. An old index in the pool is kept until the new
     one is complete. If there is no space for both, it is removed first, since nothing is read from
     it. Raises NoSpace, OSError.
     """
-    rebuild = _Rebuild(pool_fd, place, extents, settings, syscalls, progress)
+    pool_fd = pool_fds[FIRST_DRIVE]
+    rebuild = _Rebuild(pool_fds, place, extents, settings, syscalls, progress)
     try:
         path, counters = rebuild.run()
     except NoSpace:
@@ -120,14 +123,14 @@ class _Rebuild:
 
     def __init__(
         self,
-        pool_fd: int,
+        pool_fds: tuple[int, ...],
         place: IndexPlace,
         extents: Extents,
         settings: Settings,
         syscalls: Syscalls,
         progress: Progress | None,
     ) -> None:
-        self._pool_fd = pool_fd
+        self._pool_fds = pool_fds
         self._place = place
         self._extents = extents
         self._settings = settings
@@ -142,8 +145,8 @@ class _Rebuild:
         """Return the path of the new index, and its counters."""
         with self._place.building() as path:
             counters = self._fill(path)
-        if not numbers_lie_behind(self._highest, self._pool_fd, self._syscalls):
-            skip_numbers(self._highest, self._pool_fd, self._syscalls)
+        if not numbers_lie_behind(self._highest, self._pool_fds, self._syscalls):
+            skip_numbers(self._highest, self._pool_fds, self._syscalls)
         return path, counters
 
     def _fill(self, path: str) -> Counters:
@@ -186,7 +189,7 @@ class _Rebuild:
                 done += 1
                 if self._progress is not None and (done % _BATCH == 0 or done == total):
                     self._progress(done, total)
-                self._highest = max(self._highest, ino)
+                self._highest = max(self._highest, self._extents.serial(ino))
                 record = claim(ino)
                 if record is not None:
                     self._sequence = max(self._sequence, record.sequence)
@@ -218,20 +221,24 @@ class _Rebuild:
         return counters
 
 
-def numbers_lie_behind(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> bool:
-    """Whether INODES can be read, and its next serial numbers are above *highest*."""
+def numbers_lie_behind(highest: InodeNo, pool_fds: tuple[int, ...], syscalls: Syscalls) -> bool:
+    """Whether each INODES can be read, and the next serial numbers are above *highest*."""
     try:
-        numbers = InodeNumbers((pool_fd,), syscalls, read_only=True)
+        numbers = InodeNumbers(pool_fds, syscalls, read_only=True)
     except IndexDamaged:
         return False
     numbers.close()
     return numbers.first > highest
 
 
-def skip_numbers(highest: InodeNo, pool_fd: int, syscalls: Syscalls) -> None:
-    """Write a new INODES, which begins far above *highest*; durable on return. Raises OSError."""
-    InodeNumbers.create(pool_fd, syscalls, InodeNo(highest + _NUMBERS_LEFT_OUT))
-    syscalls.fsync(pool_fd)
+def skip_numbers(highest: InodeNo, pool_fds: tuple[int, ...], syscalls: Syscalls) -> None:
+    """Write a new INODES to each drive, which begins far above the serial number *highest*.
+
+    Durable on return. Raises OSError.
+    """
+    for pool_fd in pool_fds:
+        InodeNumbers.create(pool_fd, syscalls, InodeNo(highest + _NUMBERS_LEFT_OUT))
+        syscalls.fsync(pool_fd)
 
 
 def _settle_claim(txn: WriteTransaction, claim: _Claim) -> None:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 from kvfs.core.errors import Damaged, FormatUnknown, IndexDamaged, NoSpace, SourceFull
 from kvfs.core.log_records import Moment
 from kvfs.core.pool_layout import CHECKPOINT, DATA_NAME
-from kvfs.core.records import INODE_PREFIX, inode_key
+from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
@@ -147,7 +147,7 @@ def _found(
 
 
 def _convert(device: Device, settings: Settings, syscalls: Syscalls) -> int:
-    with contextlib.closing(InodeNumbers((device.pool_fd,), syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers(device.pool_fds, syscalls, read_only=True)) as numbers:
         young = numbers.first
     return convert_index(device.pool_fd, settings.index_map_bytes, young, syscalls)
 
@@ -178,8 +178,8 @@ def _made(
     _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
 
     def rebuild(place: IndexPlace) -> str:
-        with contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents:
-            return rebuild_index(device.pool_fd, place, extents, settings, syscalls, progress)
+        with contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents:
+            return rebuild_index(device.pool_fds, place, extents, settings, syscalls, progress)
 
     return Recovered(_in_memory_or_pool(device, settings, syscalls, place, rebuild), sweep_due=True)
 
@@ -244,7 +244,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
 
     Return whether it has a list of what is unfinished.
     """
-    numbers = InodeNumbers((device.pool_fd,), syscalls, read_only=True)
+    numbers = InodeNumbers(device.pool_fds, syscalls, read_only=True)
     numbers.close()
     refuse_broken(path)
     with Index(
@@ -255,16 +255,17 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
         # Then INODES is another pool's, or older than the index: its next numbers are in use.
-        last = inode_key(InodeNo(numbers.first - 1))
-        if any(index.walk(INODE_PREFIX, 1, after=last)):
-            raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
+        for end in numbers.with_serial(numbers.first):
+            rows = next(index.walk(INODE_PREFIX, 1, after=inode_key(InodeNo(end - 1))), [])
+            if any(numbers.is_new(ino) for ino, _ in parse_inodes(rows)):
+                raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")
         return index.unfinished() is not None
 
 
 def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> None:
     with (
         open_index(path, settings, syscalls) as index,
-        contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
+        contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents,
     ):
         finished = finish_index(index, extents)
     _log.warning(
@@ -280,9 +281,10 @@ def _part_numbers(device: Device, syscalls: Syscalls) -> None:
 
     All have the same epoch, so only the number tells the NFS handles of these blocks apart.
     """
-    with contextlib.closing(InodeNumbers((device.pool_fd,), syscalls, read_only=True)) as numbers:
+    with contextlib.closing(InodeNumbers(device.pool_fds, syscalls, read_only=True)) as numbers:
         first = numbers.first
-    skip_numbers(InodeNo(first + random.getrandbits(_COPIES_APART_BITS)), device.pool_fd, syscalls)
+    apart = InodeNo(first + random.getrandbits(_COPIES_APART_BITS))
+    skip_numbers(apart, device.pool_fds, syscalls)
     _log.info("%s: a copy of another directory's pool; it numbers its blocks apart", device.source)
 
 
@@ -357,7 +359,7 @@ def _take_over(
             raise IndexDamaged("index: the last server's is gone")
     with (
         open_index(path, settings, syscalls, journal) as index,
-        contextlib.closing(Extents(device.pool_fd, syscalls, device.fs_type)) as extents,
+        contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents,
     ):
         done = journal.done()
         index.settle()

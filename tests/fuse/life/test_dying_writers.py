@@ -203,7 +203,7 @@ def settled(path: Path) -> bool:
 def extents(mount: Mounted) -> Iterator[Extents]:
     """The extents of the mount's own pool, for a question to the kernel."""
     pool_fd = os.open(mount.source, os.O_RDONLY | os.O_DIRECTORY)
-    extents = Extents(pool_fd, Syscalls(), "tmpfs")
+    extents = Extents((pool_fd,), Syscalls(), "tmpfs")
     yield extents
     extents.close()
     os.close(pool_fd)
