@@ -6,7 +6,7 @@ lower is the older, whichever drives they are on. A pool of one drive has no bit
 number is serial. So it is the same as one of drive 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from kvfs.core.errors import Damaged
@@ -51,9 +51,11 @@ class ByDrive(Generic[T]):
     def __init__(self, things: Sequence[T]) -> None:
         self.all: Final = tuple(things)
         self._drive = Numbering(len(things)).drive
+        only = self.all[0]
+        #: Returns the thing of the drive that holds an inode's file. Raises Damaged if none does.
+        self.of: Final[Callable[[InodeNo], T]] = self._of if self.all[1:] else lambda _: only
 
-    def of(self, ino: InodeNo) -> T:
-        """Return the thing of the drive that holds *ino*'s file. Raises Damaged if none does."""
+    def _of(self, ino: InodeNo) -> T:
         try:
             return self.all[self._drive(ino)]
         except IndexError:

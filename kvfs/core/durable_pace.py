@@ -69,8 +69,10 @@ class DurableGoal:
         """
         self.gaps, self.losses = gaps, losses
         self.ticket = self.flush = self.attributes = _NOT_SET
-        #: How often what is queued has still to be written, and up to which piece of work; or -1.
-        self.rounds, self.upto = _ROUNDS, -1
+        #: How often what is queued has still to be written.
+        self.rounds = _ROUNDS
+        #: Up to which piece of work of each drive's thread; empty: that is not known yet.
+        self.upto: tuple[int, ...] = ()
 
     @property
     def is_set(self) -> bool:

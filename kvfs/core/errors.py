@@ -8,6 +8,8 @@ import errno
 from collections.abc import Callable
 from typing import ClassVar, Final
 
+from kvfs.core.types import NO_INODE, InodeNo
+
 #: What a full device answers, whatever the pool's capacity is.
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -39,20 +41,23 @@ class NotAtHand(Exception):
         *,
         in_order: bool = False,
         stores: bool = False,
+        ino: InodeNo = NO_INODE,
     ) -> None:
         """*in_order*: the work follows all that the device's thread was given before.
 
-        *stores*: it is needed to store bytes, and not to load them.
+        *stores*: it is needed to store bytes, and not to load them. *ino*: it needs the drive that
+        holds that inode's file.
         """
         super().__init__(what)
         self.begin: Final = begin
         self.in_order: Final = in_order
         self.stores: Final = stores
+        self.ino: Final = ino
 
     @classmethod
-    def under_way(cls, what: str, *, stores: bool = False) -> "NotAtHand":
+    def under_way(cls, what: str, *, stores: bool = False, ino: InodeNo = NO_INODE) -> "NotAtHand":
         """Return one for *what* the device's thread does already, and only has to end."""
-        return cls(what, _no_work, in_order=True, stores=stores)
+        return cls(what, _no_work, in_order=True, stores=stores, ino=ino)
 
 
 def _no_work() -> Callable[[], Callable[[], None]]:

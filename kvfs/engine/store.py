@@ -43,7 +43,7 @@ from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
-from kvfs.storage.background import Loop
+from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls

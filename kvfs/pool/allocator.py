@@ -135,7 +135,7 @@ class DraftGrowth:
             return 0  # each of its writes asks for space and is counted
         if opened.overrun:
             self.empty(opened)
-            if pool.background.device.is_serving:
+            if pool.background.is_serving:
                 return 0  # it is measured when it is empty
         try:
             allocated_bytes = pool.extents.allocated_bytes(opened.fd)
@@ -158,7 +158,7 @@ class DraftGrowth:
         """
         held_bytes = opened.allocated_bytes
         opened.note_allocated(0, self._pool.space.taken)
-        self._pool.background.device.submit(
+        self._pool.background.of(opened.ino).device.submit(
             functools.partial(self._try_empty, opened, opened.fd, held_bytes),
             functools.partial(self._emptied, opened),
             at_once=True,

@@ -84,9 +84,11 @@ class Pool:
             self.counters = self.index.counters()
             #: Drafts and blocks being rewritten, which the index lists in one row.
             self.unfinished: set[InodeNo] = set()
-            self.background = Background(settings.unlink_queue_max, settings.io_threads)
+            self.background = Background(
+                *(settings.unlink_queue_max, settings.io_threads, len(device.pool_fds))
+            )
             stack.callback(self.background.stop)
-            self.at_hand = ExtentsAtHand(self.extents, self.background.device, self.syscalls)
+            self.at_hand = ExtentsAtHand(self.extents, self.background, self.syscalls)
             self.space = space_parts(
                 *(device, settings, self.counters, self.numbers, self.extents),
                 *(self.background, self.syscalls),

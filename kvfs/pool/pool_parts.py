@@ -57,7 +57,9 @@ def space_parts(
     unlink_queue = UnlinkQueue(background, taken)
     files = StrayFiles(device.pool_fds, syscalls, extents)
     strays = Strays(
-        files, taken, unlink_queue, grace_s=settings.stray_grace_s, most=settings.strays_max
+        *(files, taken, unlink_queue, background),
+        grace_s=settings.stray_grace_s,
+        most=settings.strays_max,
     )
     strays.load()
     return SpaceParts(

@@ -15,7 +15,7 @@ from typing import Final
 from kvfs.core.errors import Damaged, NotAtHand
 from kvfs.core.records import Identity
 from kvfs.core.types import InodeNo
-from kvfs.storage.background import DeviceThread
+from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.syscalls import Syscalls
 
@@ -26,9 +26,9 @@ _KEPT_MAX: Final = 64
 class ExtentsAtHand:
     """Opens, looks at and closes the extents of one pool, on the loop's thread."""
 
-    def __init__(self, extents: Extents, device: DeviceThread, syscalls: Syscalls) -> None:
+    def __init__(self, extents: Extents, background: Background, syscalls: Syscalls) -> None:
         self._extents = extents
-        self._device = device
+        self._background = background
         self._syscalls = syscalls
         #: O_PATH descriptors of what was fetched, or why that failed, and identities, since the
         #: last tick; and those of the tick before.
@@ -41,12 +41,12 @@ class ExtentsAtHand:
 
     def require(self, ino: InodeNo) -> None:
         """Raise NotAtHand unless *ino*'s extent can be opened at once; Damaged, OSError."""
-        if self._device.is_serving:
+        if self._background.is_serving:
             os.close(self.open(ino, os.O_PATH))
 
     def open(self, ino: InodeNo, flags: int) -> int:
         """Open *ino*'s extent with *flags*. Raises NotAtHand, Damaged, OSError."""
-        if not self._device.is_serving:
+        if not self._background.is_serving:
             return self._extents.open(ino, flags)
         fd = self._extents.open_cached(ino, flags)
         if fd >= 0:
@@ -56,12 +56,12 @@ class ExtentsAtHand:
                 raise fetched
             if fetched is not None:
                 return self._extents.reopen(fetched, flags)
-        raise NotAtHand("an extent", lambda: functools.partial(self._fetch, ino))
+        raise NotAtHand("an extent", lambda: functools.partial(self._fetch, ino), ino=ino)
 
     def close(self, ino: InodeNo, fd: int) -> None:
         """Close *fd* of *ino*; the last close of an extent may free blocks, and so may wait."""
         self._closing[ino] += 1
-        self._device.submit(
+        self._background.of(ino).device.submit(
             functools.partial(self._syscalls.close, fd), functools.partial(self._closed, ino)
         )
 
@@ -72,7 +72,7 @@ class ExtentsAtHand:
 
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none. Raises NotAtHand, OSError."""
-        if not self._device.is_serving:
+        if not self._background.is_serving:
             return self._extents.stat(ino)
         try:
             fd = self.open(ino, os.O_PATH)
@@ -89,7 +89,7 @@ class ExtentsAtHand:
         What is not in the kernel's memory nobody has open. While our own descriptor is being closed
         that cannot be told: False, for it is looked at again before the extent is unlinked.
         """
-        if not self._device.is_serving:
+        if not self._background.is_serving:
             return self._extents.is_used(ino)
         if ino in self._closing:
             return False
@@ -110,7 +110,7 @@ class ExtentsAtHand:
 
     def identity(self, ino: InodeNo) -> Identity | None:
         """Return the identity of *ino*'s extent. Raises NotAtHand, Damaged, OSError."""
-        if not self._device.is_serving:
+        if not self._background.is_serving:
             return self._extents.identity(ino)
         for fetched in (self._identities, self._old_identities):
             if ino in fetched:
@@ -118,7 +118,9 @@ class ExtentsAtHand:
                 if isinstance(found, Exception):
                     raise found
                 return found
-        raise NotAtHand("an identity", lambda: functools.partial(self._fetch_identity, ino))
+        raise NotAtHand(
+            "an identity", lambda: functools.partial(self._fetch_identity, ino), ino=ino
+        )
 
     def run_due(self) -> None:
         """Let go of what was fetched, but for what came since the last tick."""

@@ -17,8 +17,10 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from kvfs.core.errors import DeviceSilent, NotAtHand
+from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.background import Background
+from kvfs.storage.device_thread import DeviceThread
 from mount.fuse.late import AboutToWait
 
 R = TypeVar("R")
@@ -73,8 +75,8 @@ class DeviceAsks:
 
     async def bring(self, lack: NotAtHand, about_to_wait: AboutToWait | None = None) -> None:
         """Return once what was lacking is there. Raises DeviceSilent, and what its work raises."""
-        background, wait = self._background, _Wait()
-        thread = background.device if lack.in_order else background.asks
+        threads, wait = self._background.of(lack.ino), _Wait()
+        thread = threads.device if lack.in_order else threads.asks
         if (lack.stores or thread.is_crowded) and self._probe.is_suspect:
             self._refuse()
         thread.submit(lack.begin(), wait.end, failed=wait.fail, at_once=True)
@@ -82,7 +84,7 @@ class DeviceAsks:
 
     def require_room(self) -> None:
         """Raise DeviceSilent for a store whose work would wait behind too much already."""
-        if self._background.device.is_crowded and self._probe.is_suspect:
+        if self._background.is_crowded and self._probe.is_suspect:
             self._refuse()
 
     def require_device(self) -> None:
@@ -99,21 +101,23 @@ class DeviceAsks:
         Raises DeviceSilent, OSError.
         """
         while opened.settling:
-            await self.in_order(about_to_wait)
+            await self.in_order(about_to_wait, ino=opened.ino)
         opened.require_settled()
 
-    async def in_order(self, about_to_wait: AboutToWait | None = None) -> None:
-        """Return once the device's thread has done what it was given until now.
+    async def in_order(
+        self, about_to_wait: AboutToWait | None = None, *, ino: InodeNo = NO_INODE
+    ) -> None:
+        """Return once the thread of *ino*'s drive has done what it was given until now.
 
         Raises DeviceSilent.
         """
         wait = _Wait()
-        self._background.device.after_all(wait.done.set)
+        self._background.of(ino).device.after_all(wait.done.set)
         await self._until(wait, about_to_wait, stores=True)
 
-    def after_all(self, follow: Callable[[], None]) -> None:
-        """Do *follow* once the device's thread has done what it was given until now."""
-        self._background.device.after_all(follow)
+    def after_all(self, follow: Callable[[], None], ino: InodeNo) -> None:
+        """Do *follow* once the thread of *ino*'s drive has done what it was given until now."""
+        self._background.of(ino).device.after_all(follow)
 
     async def at_hand(
         self,
@@ -145,14 +149,15 @@ class DeviceAsks:
         fd: int,
         about_to_wait: AboutToWait | None = None,
         *,
+        ino: InodeNo,
         stores: bool,
     ) -> R:
-        """Return what *work* does with a descriptor of the file behind *fd*, in a thread.
+        """Return what *work* does with a descriptor of *ino*'s file behind *fd*, in a thread.
 
         The descriptor is its own: it may go on when nobody waits for it any more. Raises
         DeviceSilent, and what *work* raises.
         """
-        self._require_thread()
+        threads = self._transfers_of(ino)
         own_fd = os.dup(fd)
 
         def do() -> R:
@@ -161,23 +166,26 @@ class DeviceAsks:
             finally:
                 os.close(own_fd)
 
-        return await self._in_thread(do, about_to_wait, stores=stores)
+        return await self._in_thread(threads, do, about_to_wait, stores=stores)
 
-    async def compare(self, work: Callable[[], R], *, stores: bool) -> R:
-        """Return what *work* does in a thread, for a handler: it reads a whole block.
+    async def compare(self, work: Callable[[], R], *, ino: InodeNo, stores: bool) -> R:
+        """Return what *work* does in a thread, for a handler: it reads all of block *ino*.
 
         That may take longer than the deadline, as long as the device answers. Raises DeviceSilent,
         and what *work* raises.
         """
-        self._require_thread()
-        return await self._in_thread(work, None, stores=stores, is_long=True)
+        threads = self._transfers_of(ino)
+        return await self._in_thread(threads, work, None, stores=stores, is_long=True)
 
-    def _require_thread(self) -> None:
-        if self._background.transfers.is_crowded and self._probe.is_suspect:
+    def _transfers_of(self, ino: InodeNo) -> DeviceThread:
+        threads = self._background.of(ino).transfers
+        if threads.is_crowded and self._probe.is_suspect:
             self._refuse()
+        return threads
 
     async def _in_thread(
         self,
+        threads: DeviceThread,
         work: Callable[[], R],
         about_to_wait: AboutToWait | None,
         *,
@@ -189,7 +197,7 @@ class DeviceAsks:
         def do() -> Callable[[], None]:
             return functools.partial(results.append, work())
 
-        self._background.transfers.submit(do, wait.end, failed=wait.fail)
+        threads.submit(do, wait.end, failed=wait.fail)
         await self._until(wait, about_to_wait, stores=stores, is_long=is_long)
         return results[0]
 

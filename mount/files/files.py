@@ -65,6 +65,7 @@ class Files:
             port.store.pool.settings.device_deadline_s,
             port.store.pool.settings.device_silent_s,
         )
+        self._fsync = port.store.pool.syscalls.fsync
         self.room = SpaceQueue(port.store, self.asks)
         #: Bytes that READ requests have asked this process for.
         self.asked_bytes = 0
@@ -135,14 +136,14 @@ class Files:
         """
         handle = self.handles.close(fh)
         if handle.served:
-            self.asks.after_all(lambda: self._end(handle))
+            self.asks.after_all(lambda: self._end(handle), handle.opened.ino)
         else:
             appends = bool(handle.flags & os.O_APPEND)
             self.store.blocks.last_closes.take_back(handle.opened, appends=appends)
 
     async def forget_durably(self, opened: OpenInode, aside: AboutToWait | None = None) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""
-        await self.asks.transfer(self.store.pool.syscalls.fsync, opened.fd, aside, stores=True)
+        await self.asks.transfer(self._fsync, opened.fd, aside, ino=opened.ino, stores=True)
         self.store.blocks.publishing.note_forgotten(opened)
 
     def create(
@@ -363,7 +364,7 @@ class Files:
         fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
         opened.begin_transfer()
         try:
-            await self.asks.transfer(self.store.pool.syscalls.fsync, fd, stores=False)
+            await self.asks.transfer(self._fsync, fd, ino=opened.ino, stores=False)
         finally:
             opened.end_transfer()
         await self.sync_names()

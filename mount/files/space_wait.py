@@ -175,7 +175,9 @@ class SpaceQueue:
             # Atomic: no checkpoint since the space was found.
             allocation = allocations.begin(opened, wanted)
             try:
-                await self._asks.transfer(allocation.work, opened.fd, about_to_wait, stores=True)
+                await self._asks.transfer(
+                    *(allocation.work, opened.fd, about_to_wait), ino=opened.ino, stores=True
+                )
             except OSError as error:
                 if error.errno not in NO_SPACE or not tries_left:
                     raise

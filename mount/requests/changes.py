@@ -103,9 +103,10 @@ class Changes:
             return
         for _ in range(_ROUNDS):
             pool.durable.identities.say_now(ino)
-            await self._files.asks.in_order()
+            await self._files.asks.in_order(ino=ino)
         durable = functools.partial(self._make_durable, ino)
-        await self._files.asks.bring(NotAtHand("a mode", lambda: durable, stores=True))
+        lack = NotAtHand("a mode", lambda: durable, stores=True, ino=ino)
+        await self._files.asks.bring(lack)
 
     def _make_durable(self, ino: InodeNo) -> Callable[[], None]:
         self._store.pool.extents.make_durable(ino)

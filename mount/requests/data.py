@@ -69,6 +69,7 @@ class Transfers:
                 lambda own_fd: pread(own_fd, size_bytes, offset_bytes),
                 fd,
                 about_to_wait,
+                ino=opened.ino,
                 stores=False,
             )
         except OSError as error:
@@ -142,7 +143,11 @@ class Transfers:
                 raise
         whole = memoryview(data)
         transfer = functools.partial(
-            self._files.asks.transfer, fd=fd, about_to_wait=about_to_wait, stores=True
+            self._files.asks.transfer,
+            fd=fd,
+            about_to_wait=about_to_wait,
+            ino=opened.ino,
+            stores=True,
         )
         refused = functools.partial(self._files.room.device_refused, about_to_wait)
         return await self._write_all(
@@ -171,7 +176,7 @@ class Transfers:
         growth_bytes = self._store.blocks.allocations.write_growth_bytes(
             opened, offset_bytes + len(data), len(data)
         )
-        fd, aside = self._files.extent_fd(fh), pool.background.device.is_serving
+        fd, aside = self._files.extent_fd(fh), pool.background.is_serving
         opened.begin_transfer()  # eviction for its space must not take this file
         try:
             if growth_bytes:
@@ -214,6 +219,7 @@ class Transfers:
                     lambda own_fd: pool.extents.reserve_rest(own_fd, end_bytes),
                     fd,
                     about_to_wait,
+                    ino=opened.ino,
                     stores=True,
                 )
                 opened.note_filled(end_bytes)

@@ -264,7 +264,8 @@ class Operations(pyfuse3.Operations):
         look = verifier.begin(ino)
         if look is None:
             return
-        verdict = await self._files.asks.compare(partial(verifier.read, look), stores=stores)
+        read = partial(verifier.read, look)
+        verdict = await self._files.asks.compare(read, ino=ino, stores=stores)
         if not verifier.judge(look, verdict):
             raise DeadInode(f"inode {ino} has other bytes than were stored")
 

@@ -6,8 +6,9 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.drive_numbers import Numbering
 from kvfs.core.errors import NoSpace
-from kvfs.core.types import InodeNo
+from kvfs.core.types import FIRST_INODE, DriveNo, InodeNo
 from kvfs.storage.background import Background, Job
 from tests.support.store.fake_loop import FakeLoop
 
@@ -213,8 +214,9 @@ def test_a_failure_is_counted_and_logged_and_stops_nothing(
 class Jobs:
     """Jobs in the background of a loop that serves, with a log of those done."""
 
-    def __init__(self, jobs_max: int = 2) -> None:
-        self.background = Background(jobs_max)
+    def __init__(self, jobs_max: int = 2, drives: int = 1) -> None:
+        self.background = Background(jobs_max, drives=drives)
+        self.device = self.background.drives.all[0].device
         self.loop = FakeLoop()
         self.background.begin_serving(self.loop)
         self.log: list[str] = []
@@ -226,19 +228,19 @@ class Jobs:
 
     def writing(self, what: str) -> Callable[[], None]:
         """Return a job that has the device's thread log *what*."""
-        return lambda: self.background.device.submit(self.say(what))
+        return lambda: self.device.submit(self.say(what))
 
     def crowd(self) -> None:
         """Let the device answer nothing, with as much to do as makes a crowd."""
-        self.background.device.submit(lambda: self._may_go_on.wait(WAIT_S))
-        while not self.background.device.is_crowded:
-            self.background.device.submit(lambda: None)
+        self.device.submit(lambda: self._may_go_on.wait(WAIT_S))
+        while not self.device.is_crowded:
+            self.device.submit(lambda: None)
 
     def answer(self) -> None:
         """Let the device answer, until its thread has nothing to do."""
         self._may_go_on.set()
-        self.background.device.hand_over(wakes=True)
-        self.loop.run_until(lambda: not self.background.device.pending, "all is done")
+        self.device.hand_over(wakes=True)
+        self.loop.run_until(lambda: not self.device.pending, "all is done")
 
     def stop(self) -> None:
         """End what runs."""
@@ -281,16 +283,64 @@ def test_above_the_bound_the_caller_does_the_oldest_job_unless_the_device_is_lat
 
 def test_in_a_hurry_jobs_only_hand_over_what_the_device_has_to_do(jobs: Jobs) -> None:
     jobs.crowd()
-    before = jobs.background.device.pending
+    before = jobs.device.pending
     jobs.background.submit(jobs.writing("job"))
     jobs.background.identify(InodeNo(16), jobs.writing("identity"))
     jobs.background.hurry()
     assert jobs.log == []
-    assert jobs.background.device.pending == before + 2
+    assert jobs.device.pending == before + 2
     assert jobs.background.backlog == before + 2
     jobs.answer()
     assert jobs.log == ["job", "identity"]
     assert jobs.background.backlog == 0
+
+
+# ---- several drives ----
+
+
+@pytest.fixture
+def on_two() -> Iterator[Jobs]:
+    made = Jobs(drives=2)
+    yield made
+    made.stop()
+
+
+_ON_SECOND = Numbering(2).inode(DriveNo(1), FIRST_INODE)
+
+
+def test_a_drive_that_does_not_answer_keeps_nothing_of_another_waiting(on_two: Jobs) -> None:
+    on_two.crowd()
+    threads = on_two.background.of(_ON_SECOND)
+    on_two.background.submit(lambda: threads.device.submit(on_two.say("in order")))
+    assert on_two.background.run_one(), "its jobs do not wait"
+    on_two.background.hurry()
+    threads.asks.submit(on_two.say("asked"))
+    threads.transfers.submit(on_two.say("moved"))
+    on_two.loop.run_until(lambda: len(on_two.log) == 3, "all threads of the second have run")
+    assert on_two.device.pending
+
+
+def test_jobs_wait_while_no_drive_answers(on_two: Jobs) -> None:
+    on_two.crowd()
+    held, second = threading.Event(), on_two.background.of(_ON_SECOND).device
+    second.submit(lambda: held.wait(WAIT_S))
+    while not second.is_crowded:
+        second.submit(lambda: None)
+    on_two.background.submit(on_two.say("job"))
+    assert not on_two.background.run_one()
+    held.set()
+    second.hand_over(wakes=True)
+    on_two.loop.run_until(lambda: not second.pending, "the second answers")
+    assert on_two.background.run_one()
+
+
+def test_work_of_all_drives_is_in_the_backlog_and_ended_at_a_stop(on_two: Jobs) -> None:
+    for threads in on_two.background.drives.all:
+        threads.device.submit(on_two.say("done"))
+    assert on_two.background.backlog == 2
+    on_two.background.end_serving()
+    assert on_two.log == ["done", "done"]
+    assert not on_two.background.is_serving
 
 
 def fail() -> None:
@@ -300,7 +350,7 @@ def fail() -> None:
 def test_a_job_that_fails_on_the_device_is_counted(
     jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs.background.submit(lambda: jobs.background.device.submit(fail))
+    jobs.background.submit(lambda: jobs.device.submit(fail))
     jobs.background.hurry()
     jobs.answer()
     assert jobs.background.failures == 1

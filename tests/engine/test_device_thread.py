@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.storage.background import DeviceThread
+from kvfs.storage.device_thread import DeviceThread
 from tests.support.store.fake_loop import FakeLoop
 
 WAIT_S: Final = 60.0

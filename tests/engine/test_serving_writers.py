@@ -282,7 +282,7 @@ def test_the_trim_of_what_a_server_renames_is_no_late_write(client: Serving) -> 
 
 def test_a_late_write_before_the_trim_shows(client: Serving) -> None:
     opened, trims = short_draft_of_a_server(client), threading.Event()
-    client.store.engine.pool.background.device.submit(trims.wait, at_once=True)
+    client.store.engine.pool.background.drives.all[0].device.submit(trims.wait, at_once=True)
     rename_by_a_server(client)
     fd = client.in_thread(lambda: client.store.open_extent(opened.ino, os.O_RDWR))
     client.in_thread(lambda: os.pwrite(fd, b"LATE!", 0))
@@ -301,7 +301,7 @@ def test_a_late_write_before_the_trim_shows(client: Serving) -> None:
 def test_a_trim_of_what_shows_nothing_any_more_ends(client: Serving) -> None:
     """As on a file system that has shut itself down: nothing waits for it, or is counted."""
     opened, trims = short_draft_of_a_server(client), threading.Event()
-    client.store.engine.pool.background.device.submit(trims.wait, at_once=True)
+    client.store.engine.pool.background.drives.all[0].device.submit(trims.wait, at_once=True)
     rename_by_a_server(client)
     assert (client.coming_bytes > 0, opened.touches) == (True, 1)
     with client.guard.failing("fstat", "fallocate"):

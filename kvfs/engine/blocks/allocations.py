@@ -162,7 +162,7 @@ class Lengths:
             opened.resize()
             opened.note_cut(size_bytes)
         opened.settle(
-            pool.background.device,
+            pool.background.of(opened.ino).device,
             functools.partial(pool.syscalls.ftruncate, opened.fd, size_bytes),
             functools.partial(self._end, opened, done, keeps=keeps, empties=empties),
         )

@@ -249,7 +249,8 @@ class LastCloses:
         if opened.writers == 1 and not self._pool.settings.read_only:
             if opened.settling:  # until then its extent does not say what it is
                 self._pool.open.notes.closes(opened, (UNTOLD,))
-                self._pool.background.device.after_all(lambda: self.close(opened))
+                device = self._pool.background.of(opened.ino).device
+                device.after_all(lambda: self.close(opened))
                 return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
@@ -275,7 +276,7 @@ class LastCloses:
         Of a draft that was made for it nothing stays. Nothing is noted: a server that takes over
         finds no handle, and does the same.
         """
-        device = self._pool.background.device
+        device = self._pool.background.of(opened.ino).device
 
         def close() -> None:
             if opened.settling:

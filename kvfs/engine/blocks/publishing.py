@@ -119,7 +119,7 @@ class Publishing:
         before the client may write. Raises OSError.
         """
         work = functools.partial(self._set_times, opened.fd, times_ns)
-        opened.settle(self._pool.background.device, work)
+        opened.settle(self._pool.background.of(opened.ino).device, work)
 
     def _set_times(self, fd: int, times_ns: tuple[int, int]) -> None:
         self._pool.syscalls.utime(fd, ns=times_ns)

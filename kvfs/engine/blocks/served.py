@@ -215,8 +215,8 @@ class Served:
                 self._pool.at_hand.require(opened.ino)
 
     def _require_told(self, opened: OpenInode) -> None:
-        if opened.touches and self._pool.background.device.is_serving:
-            raise NotAtHand.under_way("a trim, which changes the mtime")
+        if opened.touches and self._pool.background.is_serving:
+            raise NotAtHand.under_way("a trim, which changes the mtime", ino=opened.ino)
 
     def notice_late_write(self, opened: OpenInode) -> None:
         """Find out whether a server that counts as closed has written since. Atomic.

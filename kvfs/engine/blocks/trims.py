@@ -45,7 +45,7 @@ class Trims:
             opened.note_allocated(held_bytes, pool.space.taken)
             return held_bytes
         trim = functools.partial(self._trim, opened.fd, record.size_bytes, beyond, sparse)
-        device = pool.background.device
+        device = pool.background.of(opened.ino).device
         if not device.is_serving:
             left_bytes = trim()
             opened.note_allocated(left_bytes, pool.space.taken)

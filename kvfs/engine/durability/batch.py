@@ -122,7 +122,7 @@ class DurableBatch:
         queue.begin(ino)
         self._opening += 1
         self._size_bytes += waiting.size_bytes
-        pool.background.device.submit(
+        pool.background.of(ino).device.submit(
             functools.partial(self._open, ino), functools.partial(self._opened, ino, waiting)
         )
 

@@ -269,12 +269,13 @@ class DurablePass:
         """Whether queued identities, of directories and of what was renamed, are written."""
         background = self._pool.background
         while goal.rounds:
-            if goal.upto < 0:
+            devices = [threads.device for threads in background.drives.all]
+            if not goal.upto:
                 background.hurry()
-                goal.upto = background.device.submitted
-            if background.device.ended < goal.upto:
+                goal.upto = tuple(device.submitted for device in devices)
+            if any(device.ended < upto for device, upto in zip(devices, goal.upto, strict=True)):
                 return False
-            goal.rounds, goal.upto = goal.rounds - 1, -1
+            goal.rounds, goal.upto = goal.rounds - 1, ()
         return True
 
     def undone(self, goal: DurableGoal) -> int:

@@ -162,7 +162,7 @@ class Verifier:
         if verdict is ChecksumResult.WRONG:
             self.wrong += 1
             _log.error("inode %#x %r: its bytes fail their checksum", ino, look.identity.name)
-            pool.background.device.submit(lambda: self._keep_aside(ino))
+            pool.background.of(ino).device.submit(lambda: self._keep_aside(ino))
         else:
             self.unreadable += 1
         self._publishing.dismiss_lost(ino)
@@ -253,7 +253,7 @@ class Verifier:
         # Atomic: if its identity is the same, nobody could write it since.
         if crc is None or not self._is_unchanged(look):
             return
-        identity, device = look.identity, self._pool.background.device
+        identity, device = look.identity, self._pool.background.of(look.ino).device
         summed = identity._replace(flags=identity.flags | HAS_CRC, content_crc=crc)
         device.submit(lambda: self._pool.extents.identify(look.ino, summed))
         self.given += 1
@@ -274,7 +274,7 @@ class Verifier:
                     look = self._look(ino)
                 except NotAtHand as lack:
                     self._after = before
-                    self._pool.background.asks.submit(lack.begin(), _call)
+                    self._pool.background.of(ino).asks.submit(lack.begin(), _call)
                     return None
                 except (Damaged, OSError):
                     self._whole = False

@@ -139,10 +139,9 @@ class Namespace:
         A cookie is an inode number, so names that come and go do not move the others.
         """
         found = self._children(parent, after)
-        if not self._proofs.in_doubt:
-            return found
+        doubted = found if self._proofs.in_doubt else []
         # Not any(): each of them is to be compared.
-        changed = [ino for ino, _ in found if not self._proofs.prove(ino)]
+        changed = [ino for ino, _ in doubted if not self._proofs.prove(ino)]
         return self._children(parent, after) if changed else found
 
     def _children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:
@@ -173,7 +172,7 @@ class Namespace:
         Blocks may be evicted for its name.
         """
         self._allocator.require_name()
-        self._pool.numbers.require(at_once=not self._pool.background.device.is_serving)
+        self._pool.numbers.require(at_once=not self._pool.background.is_serving)
         return self._pool.numbers.give_out()
 
     def make_node(

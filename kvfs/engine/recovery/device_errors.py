@@ -23,7 +23,7 @@ import numpy as np
 
 from kvfs.core.errors import Damaged, KvfsError, NoSpace
 from kvfs.core.records import INODE_PREFIX, parse_inodes
-from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.core.types import FIRST_DRIVE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
@@ -192,7 +192,7 @@ class WriteBack:
             if self._upto is not None:
                 leisure(self._step)
 
-        self._pool.background.device.submit(
+        self._pool.background.drives.all[FIRST_DRIVE].device.submit(
             functools.partial(self._without_identity, suspects),
             lambda without: leisure(functools.partial(drop, without)),
         )

@@ -3,7 +3,8 @@
 Used by rebuild, the comparison after a power loss, and fsck. What is not whole claims nothing. A
 file lacks some fields: which process has a block's lease, when it was read, what a directory holds.
 ``is_identified_as`` asks only whether the device has the identity that a record should have. While
-requests are served, threads read what the loop compares (``ClaimsAtHand``).
+requests are served, threads read what the loop compares (``ClaimsAtHand``). ``young_inodes`` finds
+the files that an index of an earlier moment does not know.
 """
 
 import errno
@@ -22,6 +23,7 @@ from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, 
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool
 from kvfs.storage.extents import Extents
+from kvfs.storage.inode_numbers import RANGE_NUMBERS
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -30,6 +32,12 @@ _log: Final = logging.getLogger(__name__)
 _FILE_FAILS: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG})
 #: What was read is kept for so many blocks until they are compared.
 _KEPT_MAX: Final = 1024
+#: Directories of extents that are listed to see how far the numbers go.
+_DIRECTORIES_SEEN: Final = 4
+#: So many numbers are asked for at most; where more may be in use, all extents are listed.
+_ASKED_MOST: Final = 1 << 22
+#: If so many numbers in a row have no extent, no later one has.
+_NONE_BEHIND: Final = 8192
 
 
 def block_record(extents: Extents, syscalls: Syscalls, ino: InodeNo) -> InodeRecord | None:
@@ -233,6 +241,33 @@ def _is_of(identity: Identity | None, ino: InodeNo, record: InodeRecord) -> bool
     return identity._replace(mtime_ns=0) == expected._replace(mtime_ns=0)
 
 
+def young_inodes(pool: Pool, first: InodeNo) -> Iterator[InodeNo]:
+    """Yield the inodes with serial numbers from *first* on that have an extent, oldest first.
+
+    Most numbers of a range were never used. So the search of one ends well behind the last one
+    found, and goes on where the next server began: at a distance of whole ranges from the end.
+    A few directories show roughly how far the numbers of this one went, since they go to all of
+    them in turn.
+    """
+    extents, numbers = pool.extents, pool.numbers
+    last = numbers.first
+    if last - first > _ASKED_MOST:
+        young = (ino for ino in extents.scan() if numbers.serial(ino) >= first)
+        yield from sorted(young, key=numbers.serial)
+        return
+    seen = max(map(numbers.serial, extents.scan(_DIRECTORIES_SEEN)), default=first)
+    serial, end = first, min(last, max(seen, first) + _NONE_BEHIND)
+    while serial < last:
+        for ino in numbers.with_serial(serial):
+            if extents.stat(ino) is not None:
+                yield ino
+                end = min(last, max(end, serial + _NONE_BEHIND))
+        serial = InodeNo(serial + 1)
+        if serial >= end:
+            serial = InodeNo(last - (last - serial) // RANGE_NUMBERS * RANGE_NUMBERS)
+            end = min(last, serial + _NONE_BEHIND)
+
+
 class ClaimsAtHand:
     """Reads what the files of the blocks of one pool say, before the loop needs it."""
 
@@ -246,16 +281,17 @@ class ClaimsAtHand:
 
         Raises NotAtHand, OSError.
         """
-        if not self._pool.background.device.is_serving:
+        if not self._pool.background.is_serving:
             return self._read(ino)
         if ino not in self._claims:
-            raise NotAtHand("what a file says", lambda: functools.partial(self._fetch, ino))
+            fetch = functools.partial(self._fetch, ino)
+            raise NotAtHand("what a file says", lambda: fetch, ino=ino)
         return self._claims.pop(ino)
 
     def read_ahead(self, inos: Iterator[InodeNo]) -> None:
         """Have threads read what the files of *inos* say."""
-        asks = self._pool.background.asks
         for ino in inos:
+            asks = self._pool.background.of(ino).asks
             if ino not in self._claims and ino not in self._reading and not asks.is_crowded:
                 self._reading.add(ino)
                 asks.submit(

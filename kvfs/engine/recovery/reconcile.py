@@ -34,10 +34,10 @@ from kvfs.engine.recovery.file_claims import (
     newer_attributes,
     node_record,
     updated,
+    young_inodes,
 )
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool
-from kvfs.storage.inode_numbers import RANGE_NUMBERS
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,12 +47,6 @@ _FILES_A_STEP: Final = 256
 _SETTLED_A_TICK: Final = 64
 #: New blocks in one transaction.
 _YOUNG_BATCH: Final = 1024
-#: Directories of extents that are listed to see how far the numbers go.
-_DIRECTORIES_SEEN: Final = 4
-#: So many numbers are asked for at most; where more may be in use, all extents are listed.
-_ASKED_MOST: Final = 1 << 22
-#: If so many numbers in a row have no extent, no later one has.
-_NONE_BEHIND: Final = 8192
 #: More sequence numbers than a server gives out after it last logged; there are 2**64.
 _SEQUENCES_LEFT_OUT: Final = 1 << 32
 #: Passes over the directories: one may have moved below another that is settled later, and so on.
@@ -160,7 +154,7 @@ class Reconcile:
             nodes = [ino for ino in nodes if not self._settle_node(ino)]
             if not nodes:
                 break
-        self._enter_all(chain(moment.pending, self._young(moment.young)))
+        self._enter_all(chain(moment.pending, young_inodes(pool, moment.young)))
         with pool.index.write() as txn:
             txn.put_unfinished(())
         _log.warning(
@@ -170,32 +164,6 @@ class Reconcile:
             self.moved,
             self.dropped,
         )
-
-    def _young(self, first: InodeNo) -> Iterator[InodeNo]:
-        """Yield the inodes with serial numbers from *first* on that have an extent, oldest first.
-
-        Most numbers of a range were never used. So the search of one ends well behind the last one
-        found, and goes on where the next server began: at a distance of whole ranges from the end.
-        A few directories show roughly how far the numbers of this one went, since they go to all of
-        them in turn.
-        """
-        extents, numbers = self._pool.extents, self._pool.numbers
-        last = numbers.first
-        if last - first > _ASKED_MOST:
-            young = (ino for ino in extents.scan() if numbers.serial(ino) >= first)
-            yield from sorted(young, key=numbers.serial)
-            return
-        seen = max(map(numbers.serial, extents.scan(_DIRECTORIES_SEEN)), default=first)
-        serial, end = first, min(last, max(seen, first) + _NONE_BEHIND)
-        while serial < last:
-            for ino in numbers.with_serial(serial):
-                if extents.stat(ino) is not None:
-                    yield ino
-                    end = min(last, max(end, serial + _NONE_BEHIND))
-            serial = InodeNo(serial + 1)
-            if serial >= end:
-                serial = InodeNo(last - (last - serial) // RANGE_NUMBERS * RANGE_NUMBERS)
-                end = min(last, serial + _NONE_BEHIND)
 
     def _enter_all(self, inos: Iterator[InodeNo]) -> None:
         """Settle blocks in batches; new ones with a free name in one transaction a batch."""

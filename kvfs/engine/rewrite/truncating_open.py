@@ -351,7 +351,8 @@ class TruncatingOpens:
         ino = next(iter(self._awaited))
         extent = self._awaited.leave(ino)
         self._pool.space.taken.extra_bytes -= extent.reserve_bytes
-        self._pool.background.device.submit(lambda: self._try_trim(extent.fd))
+        device = self._pool.background.of(ino).device
+        device.submit(lambda: self._try_trim(extent.fd))
         self._pool.open.ready.let_go(extent)
         if self._pool.index.inode_or_miss(ino) is not None:
             try:

@@ -66,7 +66,6 @@ class Identities:
         #: Written before the identity that they belong to.
         self.attributes = attributes
         self._background = background
-        self._device = background.device
         self._unlink_queue = unlink_queue
         self.not_durable = not_durable
         self._memory = memory
@@ -186,7 +185,7 @@ class Identities:
             self._attributes_written(ino, change, kept=False)
             return
         if at_once or is_quick(attributes):
-            self._device.submit(
+            self._background.of(ino).device.submit(
                 lambda: self.attributes.write(attributes, record),
                 lambda kept: self._attributes_written(ino, change, kept=kept),
             )
@@ -267,12 +266,12 @@ class Identities:
             self._note_written(ino, before)
             if end is not None:
                 end(None)
-            present = self.attributes.record(ino) if self._device.is_serving else None
+            present = self.attributes.record(ino) if self._background.is_serving else None
             if present is not None and present.sequence != record.sequence:
                 self.write(ino, present)  # it was renamed meanwhile, say
 
         write = functools.partial(self._extents.identify, ino, identity, fd=fd)
-        self._device.submit(write, ended, failed=end)
+        self._background.of(ino).device.submit(write, ended, failed=end)
 
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether the device may have an identity of *ino*, the present or a former one."""
@@ -304,7 +303,8 @@ class Identities:
         """
         self.not_durable.remove(ino)
         self._forget_queued(ino)
-        self._device.submit(lambda: self._extents.unidentify(ino), self._begin_withdrawal(ino))
+        device, end = self._background.of(ino).device, self._begin_withdrawal(ino)
+        device.submit(lambda: self._extents.unidentify(ino), end)
         return self.was_identified(ino)
 
     def recall_withdrawn(self, ino: InodeNo) -> None:
@@ -325,10 +325,12 @@ class Identities:
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
-            self._unlink_queue.add(remove, record.allocated_bytes, in_use)
+            device = self._background.of(ino).device
+            self._unlink_queue.add(device, remove, record.allocated_bytes, in_use)
         elif carries_identity(record):
             forget = functools.partial(self._extents.forget_node, ino)
-            self._background.submit(lambda: self._device.submit(forget))
+            device = self._background.of(ino).device
+            self._background.submit(lambda: device.submit(forget))
 
     def _queue(
         self, ino: InodeNo, work: Callable[[], R], end: Callable[[R], None] | None = None
@@ -344,7 +346,8 @@ class Identities:
                 del self._told[ino]
                 self._memory.drop(Lacks.IDENTITY, ino)
 
-        self._background.identify(ino, lambda: self._device.submit(work, done))
+        device = self._background.of(ino).device
+        self._background.identify(ino, lambda: device.submit(work, done))
 
     def foretell(self, ino: InodeNo) -> None:
         """Note for the next server, before the index changes, that *ino* needs another identity."""

@@ -31,7 +31,7 @@ from kvfs.core.types import (
     round_up,
 )
 from kvfs.pool.space.space import Space
-from kvfs.storage.background import DeviceThread
+from kvfs.storage.device_thread import DeviceThread
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.syscalls import Syscalls
 

@@ -71,7 +71,6 @@ class ReadyExtents:
         self._unlink_queue = unlink_queue
         self._numbers = numbers
         self._background = background
-        self._device = background.device
         self._space = space
         self._settings = settings
         self.forecast = SizeForecast(settings.demand_directories_max)
@@ -124,7 +123,7 @@ class ReadyExtents:
         """
         queue = self._queues.get(size_bytes)
         extent = self._take_brought(size_bytes) if self._brought or self._brought_before else None
-        if extent is None and not queue and self._device.is_serving:
+        if extent is None and not queue and self._background.is_serving:
             self._require_made(size_bytes, insists=insists)
         self.forecast.note_created(size_bytes, now_s)
         if extent is not None:
@@ -202,7 +201,7 @@ class ReadyExtents:
         """Close the descriptor and backing id of a taken extent. The file stays with its inode."""
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
-        self._device.submit(lambda: os.close(extent.fd))
+        self._background.of(extent.ino).device.submit(lambda: os.close(extent.fd))
 
     def run_due(self, now_s: float, spendable_bytes: int) -> None:
         """Adjust the queues to the forecast; called a few times a second.
@@ -222,7 +221,7 @@ class ReadyExtents:
         for extent in self._brought_before:
             self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
         self._brought_before, self._brought = self._brought, []
-        if self._device.is_serving:
+        if self._background.is_serving:
             self._depths[0] = max(_EMPTY_READY, self._depths.get(0, 0))
         for size_bytes in list(self._queues):
             queue = self._queues[size_bytes]
@@ -249,7 +248,7 @@ class ReadyExtents:
 
         While requests are served, those that hold none stay.
         """
-        serving = self._device.is_serving
+        serving = self._background.is_serving
         self._depths = {0: _EMPTY_READY} if serving else {}
         if not serving:
             self._brought_before += self._brought
@@ -276,10 +275,10 @@ class ReadyExtents:
     def _order(self, size_bytes: int) -> None:
         if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
-        if self._device.is_crowded:
+        if self._background.is_crowded:
             return  # it does not answer
         try:
-            self._numbers.require(at_once=not self._device.is_serving)
+            self._numbers.require(at_once=not self._background.is_serving)
             ino = self._numbers.give_out()
         except NotAtHand:
             return  # a thread fetches some
@@ -300,7 +299,7 @@ class ReadyExtents:
             self._ordered.discard(ino)
             return
         self._begin(ino, size_bytes)
-        self._device.submit(
+        self._background.of(ino).device.submit(
             lambda: self._try_create(ino, size_bytes),
             functools.partial(self._end_ordered, ino, size_bytes),
             at_once=not have,  # a create may come before the next tick
@@ -342,7 +341,8 @@ class ReadyExtents:
             try:
                 extent = ReadyExtent(ino, made, size_bytes, self._kernel.adopt(made))
             except OSError as error:
-                self._device.submit(functools.partial(self._undo, ino, made))
+                device = self._background.of(ino).device
+                device.submit(functools.partial(self._undo, ino, made))
                 made = error
             else:
                 self._queues.setdefault(size_bytes, deque()).append(extent)
@@ -367,7 +367,8 @@ class ReadyExtents:
         self._space.ready_bytes -= extent.reserve_bytes
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
-        self._unlink_queue.add(lambda: self._remove(extent), extent.reserve_bytes)
+        device = self._background.of(extent.ino).device
+        self._unlink_queue.add(device, lambda: self._remove(extent), extent.reserve_bytes)
 
     def _remove(self, extent: ReadyExtent) -> None:
         os.close(extent.fd)

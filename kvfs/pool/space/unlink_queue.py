@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.space.space import Space
 from kvfs.storage.background import Background
+from kvfs.storage.device_thread import DeviceThread
 from kvfs.storage.kept_aside import Stray, StrayFiles
 
 _log: Final = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ _LOOKS: Final = 16
 
 
 class _Unlink(NamedTuple):
+    #: The thread of the drive that holds it.
+    device: DeviceThread
     remove: Callable[[], None]
     size_bytes: int
     #: None if nobody can have it open.
@@ -75,13 +78,14 @@ class UnlinkQueue:
 
     def add(
         self,
+        device: DeviceThread,
         remove: Callable[[], None],
         size_bytes: int,
         in_use: Callable[[], bool] | None = None,
     ) -> None:
-        """Queue *remove*, which frees *size_bytes* unless the extent is *in_use*."""
+        """Queue *remove* for *device*; it frees *size_bytes* unless the extent is *in_use*."""
         self._space.pending_delete_bytes += size_bytes
-        self._waiting.append(_Unlink(remove, size_bytes, in_use))
+        self._waiting.append(_Unlink(device, remove, size_bytes, in_use))
         self._background.submit(self._next)
 
     def hurry(self, size_bytes: int) -> None:
@@ -94,7 +98,7 @@ class UnlinkQueue:
         while self._waiting and space.unclaimed_bytes + space.coming_bytes < size_bytes:
             self._background.do(self._begin_first)
         if len(self._waiting) < begun:  # somebody waits for the space, or soon will
-            self._background.device.hand_over(wakes=True)
+            self._background.hand_over_work()
 
     def settle(self) -> None:
         """Count what the thread has freed, and queue extents that are no longer in use."""
@@ -106,7 +110,7 @@ class UnlinkQueue:
         for _ in range(min(_LOOKS, len(self._lingering))):
             self._checked += 1
             unlink = self._lingering.popleft()
-            self._background.device.submit(
+            unlink.device.submit(
                 functools.partial(_is_in_use, unlink), functools.partial(self._look, unlink)
             )
 
@@ -143,7 +147,7 @@ class UnlinkQueue:
         unlink = self._waiting.popleft()
         self._under_way += 1
         self._space.coming_bytes += unlink.size_bytes
-        self._background.device.submit(
+        unlink.device.submit(
             functools.partial(_carry_out, unlink), functools.partial(self._end_coming, unlink)
         )
 
@@ -178,6 +182,7 @@ class Strays:
         files: StrayFiles,
         space: Space,
         unlink_queue: UnlinkQueue,
+        background: Background,
         *,
         grace_s: float,
         most: int,
@@ -186,6 +191,7 @@ class Strays:
         self._files = files
         self._space = space
         self._unlink_queue = unlink_queue
+        self._background = background
         self._grace_ns = int(grace_s * SECOND_NS)
         self._most = most if grace_s > 0 else 0
         self._kept: OrderedDict[InodeNo, Stray] = OrderedDict()
@@ -241,7 +247,8 @@ class Strays:
     def _remove_oldest(self) -> int:
         ino, stray = self._kept.popitem(last=False)
         self._space.stray_bytes -= stray.size_bytes
-        self._unlink_queue.add(functools.partial(self._files.remove, ino), stray.size_bytes)
+        remove = functools.partial(self._files.remove, ino)
+        self._unlink_queue.add(self._background.of(ino).device, remove, stray.size_bytes)
         return stray.size_bytes
 
     def describe(self, now_ns: int) -> dict[str, int | float]:

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs.core.errors import DeviceSilent, NotAtHand
+from kvfs.core.types import NO_INODE
 from kvfs.storage.background import Background
 from mount.files.device_asks import DeviceAsks
 
@@ -216,7 +217,7 @@ async def test_what_a_thread_does_for_who_gave_up_has_a_descriptor_of_its_own(
 
     number = os.fstat(fd).st_ino
     with pytest.raises(DeviceSilent):
-        await desk.asks.transfer(work, fd, stores=False)
+        await desk.asks.transfer(work, fd, ino=NO_INODE, stores=False)
     os.close(fd)
     own.set()
     await trio.to_thread.run_sync(ended.wait)
@@ -226,8 +227,8 @@ async def test_what_a_thread_does_for_who_gave_up_has_a_descriptor_of_its_own(
 async def test_nothing_more_is_queued_for_a_device_that_seems_silent(desk: Desk) -> None:
     desk.serve()
     desk.asks.require_room()
-    while not desk.background.device.is_crowded:
-        desk.background.device.submit(lambda: None)
+    while not desk.background.drives.all[0].device.is_crowded:
+        desk.background.drives.all[0].device.submit(lambda: None)
     desk.asks.require_room()
     desk.probe.is_suspect = True
     with pytest.raises(DeviceSilent):
@@ -246,15 +247,15 @@ async def test_no_thread_is_asked_behind_a_crowd_of_a_device_that_seems_silent(
 
     async def ask() -> None:
         if how == "transfer":
-            await desk.asks.transfer(lambda _fd: done.append(how), file, stores=False)
+            await desk.asks.transfer(lambda _fd: done.append(how), file, ino=NO_INODE, stores=False)
         else:
-            await desk.asks.compare(lambda: done.append(how), stores=False)
+            await desk.asks.compare(lambda: done.append(how), ino=NO_INODE, stores=False)
 
     desk.probe.is_suspect = True
     await ask()
     assert done == [how]
     desk.probe.is_suspect = False
-    transfers = desk.background.transfers
+    transfers = desk.background.drives.all[0].transfers
     while not transfers.is_crowded:
         transfers.submit(lambda: stuck.wait(30))
     before, submitted = os.listdir("/proc/self/fd"), transfers.submitted

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.storage.background import Step
+from kvfs.storage.device_thread import Step
 
 #: A piece of work that takes longer hangs; the machine may be loaded.
 _WAIT_S: Final = 60.0

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.storage.background import DeviceThread
+from kvfs.storage.device_thread import DeviceThread
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Opened
 from tests.support.store.fake_loop import FakeLoop
@@ -87,8 +87,8 @@ class Serving:
 
     def bring(self, lack: NotAtHand) -> Waiting:
         """Have brought what a request lacks."""
-        background = self._background
-        return Waiting(lack, background.device if lack.in_order else background.asks)
+        threads = self._background.of(lack.ino)
+        return Waiting(lack, threads.device if lack.in_order else threads.asks)
 
     def wait_for(self, waiting: Waiting) -> None:
         """Return when what was lacking is there; raises what bringing it raised."""
@@ -116,7 +116,7 @@ class Serving:
             except Exception as error:
                 errors.append(error)
 
-        self._background.transfers.submit(do)
+        self._background.drives.all[0].transfers.submit(do)
         self.loop.run_until(lambda: bool(results or errors), "it is done")
         if errors:
             raise errors[0]
@@ -125,12 +125,12 @@ class Serving:
     def in_order(self) -> None:
         """Return when the device's thread has done what it was given until now."""
         done: list[None] = []
-        self._background.device.submit(lambda: None, done.append, at_once=True)
+        self._background.drives.all[0].device.submit(lambda: None, done.append, at_once=True)
         self.loop.run_until(lambda: bool(done), "the thread comes to it")
 
     def hold_device(self, until: threading.Event) -> None:
         """Let the device's thread wait *until* that is set."""
-        self._background.device.submit(until.wait, at_once=True)
+        self._background.drives.all[0].device.submit(until.wait, at_once=True)
 
     def until_settled(self, opened: Opened) -> None:
         """Return when times and length of *opened* are set. Raises OSError."""
