@@ -133,13 +133,16 @@ class Device:
         self.capacity_bytes = min(
             capacity_bytes or header.capacity_bytes or usable_bytes, usable_bytes
         )
+        #: How many bytes blocks may use of each of the pool's drives, by number.
+        self.capacities_bytes: tuple[int, ...] = (self.capacity_bytes,)
         self.reserved_bytes = reserved_bytes
 
     def take_in(self, others: "Sequence[Device]") -> None:
         """Make *others*, by number, the further drives of this one's pool; they close with it."""
         self.more = tuple(others)
         self.usable_bytes += sum(other.usable_bytes for other in others)
-        self.capacity_bytes += sum(other.capacity_bytes for other in others)
+        self.capacities_bytes += tuple(other.capacity_bytes for other in others)
+        self.capacity_bytes = sum(self.capacities_bytes)
 
     @property
     def pool_fds(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.index_room import names_too_many
+from kvfs.core.placement import DriveTurns
 from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings
@@ -159,6 +160,7 @@ class Pool:
             self.kernel,
             inodes,
             self.monotonic_s,
+            DriveTurns(self.device.capacities_bytes),
         )
         return OpenParts(inodes, OpenNotes(self.notes), ready)
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvfs.core.errors import NoSpace
 from kvfs.core.headroom import FORGET_S
+from kvfs.core.placement import DriveTurns
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
 from kvfs.pool.open.open_inodes import OpenInodes
@@ -50,6 +51,7 @@ class Bench:
             self.kernel,
             OpenInodes(),
             lambda: 0.0,
+            DriveTurns([1]),
         )
 
     def extents(self) -> list[int]:

@@ -187,7 +187,7 @@ class DeviceSync:
 
     def __init__(
         self,
-        pool_fd: int,
+        pool_fds: tuple[int, ...],
         syscalls: Syscalls,
         fs_type: str,
         checksum: FinalChecksum,
@@ -196,7 +196,7 @@ class DeviceSync:
     ) -> None:
         """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch."""
         self._ended = ended
-        self._pool_fd = pool_fd
+        self._pool_fds = pool_fds
         self._syscalls = syscalls
         self._fs_type = fs_type
         self._buffer = new_buffer()
@@ -274,12 +274,13 @@ class DeviceSync:
         return crc
 
     def _flush(self) -> None:
-        """Make durable what was done to the file system so far. Raises OSError."""
+        """Make durable what was done to the drives' file systems so far. Raises OSError."""
         if self._fs_type == "tmpfs":
             return
-        if self._fs_type not in _ONE_LOG:
-            self._syscalls.syncfs(self._pool_fd)
-            return
-        # Change the directory first, because fsync(2) without a change forces no log.
-        self._syscalls.utime(self._pool_fd)
-        self._syscalls.fsync(self._pool_fd)
+        for pool_fd in self._pool_fds:
+            if self._fs_type not in _ONE_LOG:
+                self._syscalls.syncfs(pool_fd)
+                continue
+            # Change the directory first, because fsync(2) without a change forces no log.
+            self._syscalls.utime(pool_fd)
+            self._syscalls.fsync(pool_fd)

@@ -40,7 +40,7 @@ class DurablePass:
         self._queue = pool.durable.not_durable
         self._attributes = pool.durable.identities.attributes
         self._sync = DeviceSync(
-            pool.device.pool_fd,
+            pool.device.pool_fds,
             pool.syscalls,
             pool.device.fs_type,
             pool.durable.final_checksum,

@@ -158,7 +158,8 @@ class WriteBack:
         except (KvfsError, OSError) as error:
             return WriteBackResult(begun_at, OSError(str(error)), of_index=True)
         try:
-            pool.syscalls.syncfs(pool.device.pool_fd)
+            for pool_fd in pool.device.pool_fds:
+                pool.syscalls.syncfs(pool_fd)
         except OSError as error:
             return WriteBackResult(begun_at, error)
         return WriteBackResult(begun_at, None)

@@ -122,7 +122,7 @@ class _Check:
                 finish_index(index, self._extents)
                 # Before any identity is written: bytes that were overwritten in place before the
                 # kill may still be on their way to the device, and nothing shows which.
-                self._syscalls.syncfs(self._pool_fd)
+                self._sync_drives()
             self._check(index, state)
             held = Quarantine(self._pool_fds, self._syscalls).held()
             report.quarantined = tuple(sorted(held.items()))
@@ -236,7 +236,7 @@ class _Check:
     def _make_clean(self, index: Index) -> None:
         """Mark the pool as clean, so that the next mount, even a read-only one, needs no check."""
         index.sync()
-        self._syscalls.syncfs(self._pool_fd)
+        self._sync_drives()
         held = index.hold()
         try:
             young = _end_of_numbers(self._pool_fds, self._syscalls)
@@ -247,6 +247,10 @@ class _Check:
         self._write_run(clean=True, logged=logged, strays=failed)
         remove_index(INDEX, self._pool_fd, self._syscalls)
         self._is_made = bool(IndexAt(self._path, logged).in_memory)
+
+    def _sync_drives(self) -> None:
+        for pool_fd in self._pool_fds:
+            self._syscalls.syncfs(pool_fd)
 
     def _write_run(self, *, clean: bool, logged: int = 0, strays: bool = False) -> None:
         write_run_state(

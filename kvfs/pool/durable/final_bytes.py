@@ -225,7 +225,7 @@ class PoolSync:
         self._index.settle()
         marked = self._final_bytes.mark_all(self.written)
         self._identities.attributes.begin_flush()
-        self._syscalls.syncfs(self._device.pool_fd)  # for the identities
+        self._sync_drives()  # for the identities
         self._identities.attributes.end_flush()
         self._identities.not_durable.forget_identified()
         return marked
@@ -238,7 +238,11 @@ class PoolSync:
         """
         try:
             self._index.sync()
-            self._syscalls.syncfs(self._device.pool_fd)
+            self._sync_drives()
         except OSError:
             self.failed = True
             raise
+
+    def _sync_drives(self) -> None:
+        for pool_fd in self._device.pool_fds:
+            self._syscalls.syncfs(pool_fd)

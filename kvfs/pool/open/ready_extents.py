@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.headroom import SizeForecast
+from kvfs.core.placement import DriveTurns
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
-from kvfs.core.types import BackingId, InodeNo
+from kvfs.core.types import BackingId, DriveNo, InodeNo
 from kvfs.machine.process_limits import ready_max
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ports import Kernel
@@ -64,7 +65,10 @@ class ReadyExtents:
         kernel: Kernel,
         open_inodes: OpenInodes,
         monotonic_s: Callable[[], float],
+        turns: DriveTurns,
     ) -> None:
+        """*turns*: on which drive the next extent is made."""
+        self._turns = turns
         self._open_inodes = open_inodes
         self._monotonic_s = monotonic_s
         self._extents = extents
@@ -143,20 +147,23 @@ class ReadyExtents:
         """Raise NotAtHand for an extent that is not ready; NoSpace if the device has no room."""
         if size_bytes in self._refused and not insists:
             raise NoSpace(f"the device has no {format_size(size_bytes)}")
-        self._numbers.require(at_once=False)
+        drive = self._turns.next()
+        self._numbers.require(at_once=False, drive=drive)
         raise NotAtHand(
             "a fresh extent",
-            lambda: self._begin_missed(size_bytes, insists=insists),
+            lambda: self._begin_missed(drive, size_bytes, insists=insists),
             in_order=bool(self._refused),  # after what is being freed
             stores=True,
         )
 
-    def _begin_missed(self, size_bytes: int, *, insists: bool) -> Callable[[], Callable[[], None]]:
+    def _begin_missed(
+        self, drive: DriveNo, size_bytes: int, *, insists: bool
+    ) -> Callable[[], Callable[[], None]]:
         """Begin an extent that a create lacks, and have some more of its size made."""
         self.misses += 1
         depth = self._depths.get(size_bytes, 0)
         self._depths[size_bytes] = max(depth, min(2 * depth or _MORE_AT_FIRST, _MORE_AT_MOST))
-        ino = self._numbers.give_out()
+        ino = self._numbers.give_out(drive)
         self._begin(ino, size_bytes)
         self.fill()
 
@@ -278,8 +285,9 @@ class ReadyExtents:
         if self._background.is_crowded:
             return  # it does not answer
         try:
-            self._numbers.require(at_once=not self._background.is_serving)
-            ino = self._numbers.give_out()
+            drive = self._turns.next()
+            self._numbers.require(at_once=not self._background.is_serving, drive=drive)
+            ino = self._numbers.give_out(drive)
         except NotAtHand:
             return  # a thread fetches some
         except OSError as error:
@@ -313,7 +321,7 @@ class ReadyExtents:
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
         try:
-            return self._make(self._numbers.give_out(), size_bytes)
+            return self._make(self._numbers.give_out(self._turns.next()), size_bytes)
         except NoSpace:
             self._refuse(size_bytes)
             raise

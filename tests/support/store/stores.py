@@ -7,13 +7,14 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from kvfs.core.aliases import alias_of, block_of
+from kvfs.core.drive_numbers import Numbering
 from kvfs.core.errors import NoSpace
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.settings import Settings
@@ -73,9 +74,17 @@ class Host:
     """A machine with one pool: its store is started and ends in the ways a store can end."""
 
     def __init__(
-        self, path: Path, *, capacity_bytes: int = 64 * MIB, index_place: str = "memory"
+        self,
+        path: Path,
+        *,
+        capacity_bytes: int = 64 * MIB,
+        index_place: str = "memory",
+        others_bytes: Sequence[int] = (),
     ) -> None:
+        """*others_bytes*: the capacities of further drives."""
         self.path = path
+        #: The directories of all drives, by number.
+        self.drives = [path]
         memory = path.parent / "memory"
         memory.mkdir(exist_ok=True)
         self.settings = Settings(
@@ -89,6 +98,10 @@ class Host:
             source=str(path),
         )
         make_pool(path, capacity_bytes)
+        for number, other_bytes in enumerate(others_bytes, 1):
+            self.drives.append(path.parent / f"drive{number}")
+            self.drives[-1].mkdir()
+            make_pool(self.drives[-1], other_bytes)
         self._device: Device | None = None
         self._store: Driven | None = None
         self._outliving: OutlivingMemory | None = None
@@ -107,13 +120,20 @@ class Host:
     ) -> Driven:
         """Start a store, which runs until one of the ends below."""
         chosen = settings or self.settings
-        self._device = open_source(str(self.path), reserve=_RESERVE, read_only=chosen.read_only)
+        self._device = self._open(read_only=chosen.read_only)
         try:
             self._store = driven(self._device, chosen, kernel, syscalls=syscalls)
         except BaseException:
             self._device.close()
             raise
         return self._store
+
+    def _open(self, *, read_only: bool = False) -> Device:
+        first, *others = (
+            open_source(str(path), reserve=_RESERVE, read_only=read_only) for path in self.drives
+        )
+        first.take_in(others)
+        return first
 
     def start_outliving(self) -> Driven:
         """Start a store whose memory outlives it (``take_over``)."""
@@ -126,7 +146,7 @@ class Host:
         return self._start_on(living)
 
     def _start_on(self, living: tuple[LivingHandle, ...] | None) -> Driven:
-        self._device = open_source(str(self.path), reserve=_RESERVE)
+        self._device = self._open()
         assert self._outliving is not None
         outliving = self._outliving.at(self.settings)
         self._store = driven(self._device, self.settings, outliving=outliving, living=living)
@@ -185,7 +205,7 @@ class Host:
         syscalls: Syscalls | None = None,
     ) -> FsckReport:
         """Run fsck on the stopped pool."""
-        with open_source(str(self.path), reserve=_RESERVE, read_only=not repair) as device:
+        with self._open(read_only=not repair) as device:
             return check_pool(
                 device,
                 repair=repair,
@@ -213,7 +233,8 @@ class Host:
 
     def extent(self, ino: InodeNo) -> Path:
         """Return the path of *ino*'s extent."""
-        return self.path / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
+        drive = self.drives[Numbering(len(self.drives)).drive(ino)]
+        return drive / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
 
     def allocated_bytes(self, ino: InodeNo) -> int:
         """Return what *ino*'s extent holds on the device."""
@@ -221,12 +242,22 @@ class Host:
 
 
 @contextlib.contextmanager
-def host(*, capacity_bytes: int = 64 * MIB, index_place: str = "memory") -> Iterator[Host]:
+def host(
+    *,
+    capacity_bytes: int = 64 * MIB,
+    index_place: str = "memory",
+    others_bytes: Sequence[int] = (),
+) -> Iterator[Host]:
     """Yield a host with a new pool in memory; no store runs yet."""
     with workplace() as place:
         pool = place / "pool"
         pool.mkdir()
-        made = Host(pool, capacity_bytes=capacity_bytes, index_place=index_place)
+        made = Host(
+            pool,
+            capacity_bytes=capacity_bytes,
+            index_place=index_place,
+            others_bytes=others_bytes,
+        )
         try:
             yield made
         finally:
