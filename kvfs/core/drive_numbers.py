@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from kvfs.core.errors import Damaged
-from kvfs.core.types import INODE_END, DriveNo, InodeNo
+from kvfs.core.types import DriveNo, InodeNo
 
 T = TypeVar("T")
 
 #: A pool has at most so many drives.
 DRIVES_MAX: Final = 256
-#: Below INODE_END: 2**55 numbers for each drive, of which a copy of a pool skips up to 2**40.
-_SERIAL_BITS: Final = (INODE_END // DRIVES_MAX).bit_length() - 1
+#: A copy of a pool skips up to 2**40 serial numbers. With the drive a number has 62 bits, since the
+#: list of what is not durable keeps two bits beside each (outliving.py).
+_SERIAL_BITS: Final = 54
 #: Serial numbers of a pool with several drives are below.
 SERIAL_END: Final = InodeNo(1 << _SERIAL_BITS)
 #: With one drive no number has bits from here on.

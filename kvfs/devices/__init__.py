@@ -6,6 +6,7 @@ from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
     format_source,
+    open_drives,
     open_source,
     recognise,
     wait_released,
@@ -20,6 +21,7 @@ __all__ = [
     "destroy_source",
     "format_source",
     "new_image_note",
+    "open_drives",
     "open_source",
     "recognise",
     "wait_released",

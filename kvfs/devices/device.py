@@ -118,6 +118,8 @@ class Device:
         self.epoch = header.epoch
         self.uuid = header.uuid
         self.created_ns = header.created_ns
+        #: Which drive of its pool it is; None: the only one.
+        self.several = header.several
         self.read_only = read_only
         #: The mounted file system under a directory source (directory.py); empty if kvfs mounts the
         #: file system itself.

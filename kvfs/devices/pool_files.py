@@ -11,10 +11,11 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
+from kvfs.core.drive_numbers import DRIVES_MAX
 from kvfs.core.errors import (
     NO_SPACE,
     FormatUnknown,
@@ -42,12 +43,15 @@ from kvfs.core.pool_layout import (
     parse_file_name,
     parse_log_file_name,
 )
-from kvfs.core.types import SIZE_MAX_BYTES, STAT_BLOCK_BYTES
+from kvfs.core.types import FIRST_DRIVE, SIZE_MAX_BYTES, STAT_BLOCK_BYTES
 from kvfs.devices.busy import lock_holders
 from kvfs.machine.mount_table import where_in_use
 
 FORMAT_VERSION: Final = 1
-_HEADER_MAX_BYTES: Final = 4096
+#: That of a pool of several drives: a kvfs that knows only the other would take one for all.
+_SEVERAL_VERSION: Final = 2
+#: 256 UUIDs in JSON are 10 KiB.
+_HEADER_MAX_BYTES: Final = 16 << 10
 _EPOCH_MAX: Final = (1 << 64) - 1
 #: mkfs.ext4 makes it in every new file system, so it does not count as data.
 _LOST_FOUND: Final = "lost+found"
@@ -56,14 +60,26 @@ _NO_FILE: Final = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+class Membership(NamedTuple):
+    """Which drive of a pool of several one is: *drive* of ``drives``, their UUIDs by number."""
+
+    pool: str
+    drive: int
+    drives: tuple[str, ...]
+
+
 class PoolHeader(NamedTuple):
-    """The content of POOL. ``capacity_bytes`` is None if blocks may use all of the device."""
+    """The content of POOL. ``capacity_bytes`` is None if blocks may use all of the device.
+
+    ``uuid`` is that of the drive's own file system. ``several`` is None in a pool of one drive.
+    """
 
     epoch: int
     uuid: str
     created_ns: int
     kvfs: str
     capacity_bytes: int | None
+    several: Membership | None = None
 
 
 def new_header(capacity_bytes: int | None) -> PoolHeader:
@@ -72,15 +88,27 @@ def new_header(capacity_bytes: int | None) -> PoolHeader:
     return PoolHeader(epoch, str(uuid.uuid4()), time.time_ns(), __version__, capacity_bytes)
 
 
+def new_headers(capacities_bytes: Sequence[int | None]) -> list[PoolHeader]:
+    """Return the headers of the drives of a new pool, by number."""
+    first = new_header(capacities_bytes[FIRST_DRIVE])
+    uuids = (first.uuid, *(str(uuid.uuid4()) for _ in capacities_bytes[1:]))
+    if len(uuids) == 1:
+        return [first]
+    return [
+        first._replace(uuid=own, capacity_bytes=most, several=Membership(first.uuid, drive, uuids))
+        for drive, (own, most) in enumerate(zip(uuids, capacities_bytes, strict=True))
+    ]
+
+
 def parse_header(raw: bytes, source: str) -> PoolHeader:
     """Return the header in *raw*. Raises SourceForeign, or FormatUnknown for another version."""
     try:
         fields = json.loads(raw)
         version = fields["format"]
-        if version != FORMAT_VERSION:
+        if version not in (FORMAT_VERSION, _SEVERAL_VERSION):
             raise FormatUnknown(
                 f"{source} is a pool of format {version!r:.20}; "
-                f"kvfs {__version__} knows format {FORMAT_VERSION}"
+                f"kvfs {__version__} knows format {FORMAT_VERSION} and {_SEVERAL_VERSION}"
             )
         capacity = fields["capacity_bytes"]
         return PoolHeader(
@@ -89,9 +117,22 @@ def parse_header(raw: bytes, source: str) -> PoolHeader:
             created_ns=_number(fields["created_ns"], _EPOCH_MAX),
             kvfs=str(fields["kvfs"]),
             capacity_bytes=None if capacity is None else _number(capacity, SIZE_MAX_BYTES, 1),
+            several=_membership(fields) if version == _SEVERAL_VERSION else None,
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SourceForeign(f"{source}: its file POOL is not a pool's header") from None
+
+
+def _membership(fields: Mapping[str, Any]) -> Membership:
+    """Return which drive of its pool the one with these *fields* is.
+
+    Raises ValueError, KeyError, TypeError, OverflowError.
+    """
+    drives = tuple(map(str, fields["drives"]))
+    drive = _number(fields["drive"], len(drives) - 1)
+    if not 1 < len(drives) <= DRIVES_MAX or drives[drive] != fields["uuid"]:
+        raise ValueError(f"drive {drive} of {len(drives)}")
+    return Membership(str(fields["pool"]), drive, drives)
 
 
 def _number(said: Any, most: int, least: int = 0) -> int:  # noqa: ANN401
@@ -181,7 +222,12 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
     mkfs does this last. The fsync commits the journal of XFS and ext4, and with it all directories
     that were made before.
     """
-    text = json.dumps({"format": FORMAT_VERSION, **header._asdict()})
+    fields = header._asdict()
+    del fields["several"]
+    if header.several is None:
+        text = json.dumps({"format": FORMAT_VERSION, **fields})
+    else:
+        text = json.dumps({"format": _SEVERAL_VERSION, **fields, **header.several._asdict()})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(POOL_NEW, flags, 0o600, dir_fd=pool_fd)
     try:

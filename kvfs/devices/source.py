@@ -3,19 +3,20 @@
 The three kinds are block.py, image.py and directory.py.
 """
 
+import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvfs.core.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
 from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
-from kvfs.core.types import CAPACITY_MIN_BYTES
+from kvfs.core.types import CAPACITY_MIN_BYTES, FIRST_DRIVE
 from kvfs.devices import block, busy, directory, image
 from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
-from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.pool_files import Membership, PoolHeader
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 
 _RESERVE: Final = DirectoryReserve()
@@ -107,6 +108,52 @@ def open_source(
     formats it, or creates the image), SourceMissing, SourceForeign, FormatUnknown, SourceBusy,
     SourceDamaged, UsageError, ToolMissing, NotRoot; in that case the source is unchanged.
     """
+    device = _open(source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve)
+    if device.several is not None:
+        device.close()
+        raise UsageError(_missing(source, device.several, 1))
+    return device
+
+
+def open_drives(
+    sources: Sequence[str], *, read_only: bool = False, reserve: DirectoryReserve = _RESERVE
+) -> Device:
+    """Open the pool on *sources*, which are all its drives in any order; return the first.
+
+    The others close with it. Raises UsageError if they are not all of one pool, and what
+    open_source raises.
+    """
+    with contextlib.ExitStack() as stack:
+        found: dict[int, Device] = {}
+        for source in sources:
+            opened = _open(source, read_only=read_only, capacity_bytes=None, reserve=reserve)
+            device = stack.enter_context(opened)
+            drive = FIRST_DRIVE if device.several is None else device.several.drive
+            if found.setdefault(drive, device) is not device:
+                raise UsageError(f"{source}: {found[drive].source} is drive {drive} already")
+        first, *others = (found[drive] for drive in sorted(found))
+        for device in found.values():
+            if (one := device.several) is None or first.several is None:
+                if others:
+                    raise UsageError(f"{device.source} is a pool of one drive")
+            elif (one.pool, one.drives) != (first.several.pool, first.several.drives):
+                raise UsageError(f"{device.source} is of another pool than {first.source}")
+            elif len(found) < len(one.drives):
+                raise UsageError(_missing(first.source, one, len(found)))
+        first.take_in(others)
+        stack.pop_all()
+        return first
+
+
+def _missing(source: str, several: Membership, given: int) -> str:
+    whole = len(several.drives)
+    return f"{source} is drive {several.drive} of a pool of {whole} drives; {given} is not all"
+
+
+def _open(
+    source: str, *, read_only: bool, capacity_bytes: int | None, reserve: DirectoryReserve
+) -> Device:
+    """Open one drive; raises what open_source raises."""
     kind = _kind_to_be(source, may_create=capacity_bytes is not None)
     if not os.path.exists(source):
         raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")

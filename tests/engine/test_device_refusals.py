@@ -168,14 +168,14 @@ def test_a_pool_is_named_and_kept(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_format_version_is_refused(kind: str) -> None:
     def newer(raw: bytes) -> bytes:
-        return json.dumps({**json.loads(raw), "format": 2}).encode()
+        return json.dumps({**json.loads(raw), "format": 3}).encode()
 
     with blank_source(kind) as source:
         format_source(source.path)
         rewrite_header(source, newer)
         with untouched(source):
             for attempt in (open_source, destroy_source):
-                with refused(FormatUnknown, source.path, "format 2", "format 1"):
+                with refused(FormatUnknown, source.path, "format 3", "format 1 and 2"):
                     attempt(source.path)
 
 

@@ -19,7 +19,7 @@ from kvfs.core.errors import NoSpace
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
-from kvfs.devices import Device, DirectoryReserve, open_source, pool_files
+from kvfs.devices import Device, DirectoryReserve, PoolHeader, open_drives, pool_files
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.recovery.fsck import check_pool
 from kvfs.engine.recovery.fsck_rows import FsckReport
@@ -59,13 +59,13 @@ def fill_pool(pool_fd: int) -> None:
         index.sync()
 
 
-def make_pool(path: Path, capacity_bytes: int) -> None:
+def make_pool(path: Path, header: PoolHeader) -> None:
     """What mkfs does, without the 512 directories: the first file in one makes it."""
     pool_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.close(pool_files.lock_pool(pool_fd, str(path), create=True))
         fill_pool(pool_fd)
-        pool_files.write_header(pool_fd, pool_files.new_header(capacity_bytes))
+        pool_files.write_header(pool_fd, header)
     finally:
         os.close(pool_fd)
 
@@ -83,8 +83,7 @@ class Host:
     ) -> None:
         """*others_bytes*: the capacities of further drives."""
         self.path = path
-        #: The directories of all drives, by number.
-        self.drives = [path]
+        self._others: list[Path] = []
         memory = path.parent / "memory"
         memory.mkdir(exist_ok=True)
         self.settings = Settings(
@@ -97,14 +96,19 @@ class Host:
             lease_max=1.0,  # a pool that is full of leases is what many tests are about
             source=str(path),
         )
-        make_pool(path, capacity_bytes)
-        for number, other_bytes in enumerate(others_bytes, 1):
-            self.drives.append(path.parent / f"drive{number}")
-            self.drives[-1].mkdir()
-            make_pool(self.drives[-1], other_bytes)
+        for number, header in enumerate(pool_files.new_headers([capacity_bytes, *others_bytes])):
+            if number:
+                self._others.append(path.parent / f"drive{number}")
+                self._others[-1].mkdir()
+            make_pool(self.drives[-1], header)
         self._device: Device | None = None
         self._store: Driven | None = None
         self._outliving: OutlivingMemory | None = None
+
+    @property
+    def drives(self) -> list[Path]:
+        """The directories of all drives, by number."""
+        return [self.path, *self._others]
 
     @property
     def store(self) -> Driven:
@@ -129,11 +133,7 @@ class Host:
         return self._store
 
     def _open(self, *, read_only: bool = False) -> Device:
-        first, *others = (
-            open_source(str(path), reserve=_RESERVE, read_only=read_only) for path in self.drives
-        )
-        first.take_in(others)
-        return first
+        return open_drives([*map(str, self.drives)], reserve=_RESERVE, read_only=read_only)
 
     def start_outliving(self) -> Driven:
         """Start a store whose memory outlives it (``take_over``)."""
