@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvfs import __version__
-from kvfs.core.drive_numbers import DRIVES_MAX
+from kvfs.core.drives import DRIVES_MAX
 from kvfs.core.errors import (
     NO_SPACE,
     FormatUnknown,

@@ -9,10 +9,10 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from kvfs.core.drives import DriveTurns
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.index_room import names_too_many
-from kvfs.core.placement import DriveTurns
 from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
 from kvfs.core.settings import Settings

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
-from kvfs.core.drive_numbers import ByDrive
+from kvfs.core.drives import ByDrive
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import FIRST_DRIVE, InodeNo
 from kvfs.storage.device_thread import ASKS_MAX, DriveThreads, Loop

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from kvfs.core.drive_numbers import ByDrive, Numbering
+from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
 from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
 from kvfs.core.records import AttributeRecord, Identity

@@ -5,7 +5,7 @@ It is fsynced before any number of a range is used. It is not in the index, beca
 may be lost: after that a handle would open another file's data.
 
 Each drive of a pool has its own INODES, which is asked for its own inodes only. The serial numbers
-in them are given out in one row (drive_numbers.py). A start goes on behind the last of all ends.
+in them are given out in one row (drives.py). A start goes on behind the last of all ends.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
-from kvfs.core.drive_numbers import SERIAL_END, Numbering
+from kvfs.core.drives import SERIAL_END, Numbering
 from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, INODE_END, DriveNo, InodeNo

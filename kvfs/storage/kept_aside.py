@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.drive_numbers import ByDrive, Numbering
+from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.pool_layout import QUARANTINE, STRAYS, file_name, parse_file_name
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo
 from kvfs.storage.extents import Extents

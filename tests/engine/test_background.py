@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.drive_numbers import Numbering
+from kvfs.core.drives import Numbering
 from kvfs.core.errors import NoSpace
 from kvfs.core.types import FIRST_INODE, DriveNo, InodeNo
 from kvfs.storage.background import Background, Job

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.core.drive_numbers import DRIVES_MAX
+from kvfs.core.drives import DRIVES_MAX
 from kvfs.core.errors import SourceForeign, UsageError
 from kvfs.devices import Device, open_drives, open_source
 from kvfs.devices.pool_files import new_headers, parse_header, read_header, write_header

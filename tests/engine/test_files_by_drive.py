@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.drive_numbers import Numbering
+from kvfs.core.drives import Numbering
 from kvfs.core.pool_layout import EXTENTS, IDENTITIES, QUARANTINE, STRAYS, file_name
 from kvfs.core.records import Identity
 from kvfs.core.types import DriveNo, InodeNo, Sequence

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.drive_numbers import SERIAL_END, Numbering
+from kvfs.core.drives import SERIAL_END, Numbering
 from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, DriveNo, InodeNo

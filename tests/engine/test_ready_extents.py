@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.core.drives import DriveTurns
 from kvfs.core.errors import NoSpace
 from kvfs.core.headroom import FORGET_S
-from kvfs.core.placement import DriveTurns
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
 from kvfs.pool.open.open_inodes import OpenInodes

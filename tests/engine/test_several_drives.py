@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvfs.core.drive_numbers import Numbering
+from kvfs.core.drives import Numbering
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.serving import Serving
 from tests.support.store.stores import (

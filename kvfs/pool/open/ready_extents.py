@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
+from kvfs.core.drives import DriveTurns
 from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.headroom import SizeForecast
-from kvfs.core.placement import DriveTurns
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.core.types import BackingId, DriveNo, InodeNo

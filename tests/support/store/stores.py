@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.aliases import alias_of, block_of
-from kvfs.core.drive_numbers import Numbering
+from kvfs.core.drives import Numbering
 from kvfs.core.errors import NoSpace
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.settings import Settings

@@ -1,8 +1,10 @@
-"""The drive's number in an inode number: drive 0 is today's, and age goes by the serial number."""
+"""Drives in inode numbers, where 0 is today's and age goes by serials; and whose turn it is."""
+
+from collections import Counter
 
 import pytest
 
-from kvfs.core.drive_numbers import DRIVES_MAX, SERIAL_END, ByDrive, Numbering
+from kvfs.core.drives import DRIVES_MAX, SERIAL_END, ByDrive, DriveTurns, Numbering
 from kvfs.core.errors import Damaged
 from kvfs.core.types import FIRST_INODE, INODE_END, LAST_INODE, DriveNo, InodeNo
 
@@ -41,3 +43,39 @@ def test_an_inode_of_a_drive_that_the_pool_lacks_is_damage() -> None:
 def test_more_drives_than_a_number_has_bits_for_are_no_pool() -> None:
     with pytest.raises(AssertionError):
         Numbering(DRIVES_MAX + 1)
+
+
+# ---- turns ----
+
+GIB = 1 << 30
+
+
+def taken(capacities_bytes: list[int], turns: int) -> list[int]:
+    drives = DriveTurns(capacities_bytes)
+    return [drives.next() for _ in range(turns)]
+
+
+def test_equal_drives_take_turns_in_their_order() -> None:
+    assert taken([GIB] * 4, 8) == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_one_drive_has_every_turn() -> None:
+    assert taken([GIB], 3) == [0, 0, 0]
+
+
+def test_drives_of_different_sizes_fill_at_the_same_rate() -> None:
+    sizes_gib = [2, 2, 4, 8]
+    drives = taken([size_gib * GIB for size_gib in sizes_gib], 16 * 100)
+    assert Counter(drives) == {at: 100 * size_gib for at, size_gib in enumerate(sizes_gib)}
+
+
+@pytest.mark.parametrize("turns", [16, 48, 1000])
+def test_after_any_number_of_turns_no_drive_is_a_block_ahead(turns: int) -> None:
+    sizes_gib = [2, 2, 4, 8]
+    counts = Counter(taken([size_gib * GIB for size_gib in sizes_gib], turns))
+    for at, size_gib in enumerate(sizes_gib):
+        assert abs(counts[at] - turns * size_gib / 16) < 2
+
+
+def test_a_drive_that_can_hold_nothing_has_no_turn() -> None:
+    assert 1 not in taken([GIB, 0, GIB], 100)
