@@ -50,8 +50,7 @@ class Files:
 
     def __init__(self, port: KernelPort, request: PresentRequest) -> None:
         self.store = port.store
-        self.handles = port.handles
-        self.readers = port.readers
+        self.handles, self.readers = port.handles, port.readers
         self._port = port
         self.request = request
         self._makers = port.store.pool.rules.leases.processes
@@ -65,7 +64,7 @@ class Files:
             port.store.pool.settings.device_deadline_s,
             port.store.pool.settings.device_silent_s,
         )
-        self._fsync = port.store.pool.syscalls.fsync
+        self._calls = port.store.pool.syscalls
         self.room = SpaceQueue(port.store, self.asks)
         #: Bytes that READ requests have asked this process for.
         self.asked_bytes = 0
@@ -143,7 +142,7 @@ class Files:
 
     async def forget_durably(self, opened: OpenInode, aside: AboutToWait | None = None) -> None:
         """Wait until the device has no identity of *opened*. Raises DeviceSilent, OSError."""
-        await self.asks.transfer(self._fsync, opened.fd, aside, ino=opened.ino, stores=True)
+        await self.asks.transfer(self._calls.fsync, opened.fd, aside, ino=opened.ino, stores=True)
         self.store.blocks.publishing.note_forgotten(opened)
 
     def create(
@@ -364,7 +363,7 @@ class Files:
         fd, opened = self.extent_fd(fh), self.handles.get(fh).opened
         opened.begin_transfer()
         try:
-            await self.asks.transfer(self._fsync, fd, ino=opened.ino, stores=False)
+            await self.asks.transfer(self._calls.fsync, fd, ino=opened.ino, stores=False)
         finally:
             opened.end_transfer()
         await self.sync_names()
