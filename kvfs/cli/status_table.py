@@ -50,6 +50,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "lease_max_bytes": "lease limit (lease_max)",
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
+        "hints": "hints",
         "together": "units (evict=together)",
         "held_by": "held by models",
         "open_bytes": "open",

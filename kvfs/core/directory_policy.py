@@ -3,11 +3,13 @@
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import InvalidRequest
+from kvfs.core.hints import BlockHint, hint_of
 from kvfs.core.sizes import parse_age
 from kvfs.core.types import NO_INODE, InodeNo
 
 DRAFTS: Final = b"user.kvfs.drafts"
 EVICT: Final = b"user.kvfs.evict"
+HINT: Final = b"user.kvfs.hint"
 LEASE: Final = b"user.kvfs.lease"
 PIN: Final = b"user.kvfs.pin"
 PUBLISH: Final = b"user.kvfs.publish"
@@ -25,10 +27,11 @@ VALUES: Final[dict[bytes, frozenset[bytes]]] = {
 NO_TTL: Final = b"none"
 _TTL_LEAST_S: Final = 1.0
 _TTL_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60}
-#: All policies; ``ttl`` has any age as its value.
-NAMES: Final = (*VALUES, TTL)
+#: All policies; ``ttl`` has any age as its value, and ``hint`` what kvfs/core/hints.py says.
+NAMES: Final = (*VALUES, TTL, HINT)
 #: A path of a directory in the settings file has none of these parts.
 _NO_NAMES: Final = frozenset({"", ".", ".."})
+_KNOWN: Final = "drafts, evict, hint, lease, publish, ttl or pin"
 
 
 class DirectoryPolicy(NamedTuple):
@@ -45,13 +48,15 @@ class DirectoryPolicy(NamedTuple):
     only_renamed: bool = False
     #: Seconds without a use after which a block is evicted, space or not; None: never.
     ttl_s: float | None = None
+    #: What is said of its blocks, as far as they say nothing themselves.
+    hint: BlockHint | None = None
 
 
 def check_value(name: bytes, value: bytes) -> None:
     """Raise InvalidRequest unless *value* is allowed for policy *name*."""
-    if name == TTL:
+    if name in (TTL, HINT):
         try:
-            ttl_of(value)
+            ttl_of(value) if name == TTL else hint_of(value)
         except ValueError as error:
             raise InvalidRequest(f"{name.decode()}: {error}") from None
         return
@@ -84,7 +89,8 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
     """Return the settings file's policies by path below the mountpoint; raises ValueError.
 
     ``[policies."/lmcache"]`` with ``drafts = "owner"``, ``evict = "never"``,
-    ``lease = "none"``, ``publish = "rename"``, ``ttl = "7d"`` or ``pin = true``.
+    ``lease = "none"``, ``publish = "rename"``, ``ttl = "7d"``, ``hint = "priority=80"`` or
+    ``pin = true``.
     """
     if not isinstance(table, dict):
         raise ValueError('must be a table: write [policies."/DIR"]')
@@ -103,9 +109,12 @@ def _text(key: str, value: object) -> str:
     if PREFIX + key.encode() == TTL:
         ttl_of(text.encode())
         return text
+    if PREFIX + key.encode() == HINT:
+        hint_of(text.encode())
+        return text
     known = VALUES.get(PREFIX + key.encode())
     if known is None:
-        raise ValueError(f"unknown policy {key!r}; use drafts, evict, lease, publish, ttl or pin")
+        raise ValueError(f"unknown policy {key!r}; use {_KNOWN}")
     if text.encode() not in known:
         raise ValueError(f"{key}: must be one of {b', '.join(sorted(known)).decode()}")
     return text

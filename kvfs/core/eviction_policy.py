@@ -30,6 +30,8 @@ _NO_BOUND: Final = 1 << 63
 CHAIN_PART: Final = 64
 #: One plan names at most this many blocks used again; then all blocks are looked at anew.
 _AGAIN_MAX: Final = 64
+#: Rows that are scanned again for each block, if need be: some 10 us.
+_SCANNED_AT_ONCE: Final = 1 << 10
 #: Rows of the sample that tells how warm the coldest blocks are.
 _SAMPLE: Final = 1 << 12
 
@@ -47,16 +49,27 @@ class Rank(IntEnum):
     ORPHAN_SLAB = 4
     #: Pinned, or under ``evict=never``, within the limit ``pin_share``. Not evicted.
     KEPT = 5
+    #: Published, and a hint says that it will be used again: the highest priority goes last.
+    RETAINED = 6
 
 
 #: The ranks that may be evicted, first to last.
-EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.ORPHAN_SLAB)
+EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.ORPHAN_SLAB, Rank.RETAINED)
 
 
 #: The rank that counts when blocks are evicted for their names, by the usual rank.
 _RANK_BY_NAME: Final = np.array(
     [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
 )
+
+
+class Retention(NamedTuple):
+    """What hints say of the blocks with rank RETAINED, a row a block; later rows have none."""
+
+    priority: NDArray[np.uint8]
+    #: Until when it holds (s, of the clock of ages), and the present time.
+    until_s: NDArray[np.uint32]
+    now_s: int
 
 
 class Columns(NamedTuple):
@@ -71,6 +84,8 @@ class Columns(NamedTuple):
     touches: NDArray[np.uint16]
     allocated_bytes: NDArray[np.uint64]
     rank: NDArray[np.uint8]
+    #: None if no hint was ever given.
+    retention: Retention | None = None
 
 
 class EvictionPolicy(Protocol):
@@ -123,9 +138,10 @@ class Lru:
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
+        columns = _as_of_now(columns)
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
-            found.take_coldest(_of_rank(columns, rank))
+            found.take_rank(rank)
         return found.inos()
 
     def used(self, name_hash: int) -> None:
@@ -167,10 +183,11 @@ class Arc:
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
+        columns = _as_of_now(columns)
         found = _Found(columns, bytes_wanted, count_max, but_not)
         for rank in ranks:
-            of_rank = _of_rank(columns, rank)
             if rank is Rank.PUBLISHED:
+                of_rank = _of_rank(columns, rank)
                 once = of_rank & (columns.touches < 2)
                 again = of_rank & ~once
                 self._counts = int(np.count_nonzero(once)), int(np.count_nonzero(again))
@@ -178,7 +195,7 @@ class Arc:
                 self._held_bytes = once_bytes + int(np.dot(columns.allocated_bytes, again))
                 found.take_coldest(once, once_bytes - self.once_bytes)
                 found.take_coldest(again)
-            found.take_coldest(of_rank)
+            found.take_rank(rank)
         return found.inos()
 
     def used(self, name_hash: int) -> None:
@@ -241,6 +258,7 @@ class Adaptive:
         but_not: NDArray[np.uint64] = NOTHING,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
+        columns = _as_of_now(columns)
         published = _of_rank(columns, Rank.PUBLISHED)
         once = published & (columns.touches < 2)
         self._held = int(np.count_nonzero(published))
@@ -251,7 +269,7 @@ class Adaptive:
         for rank in ranks:
             if rank is Rank.PUBLISHED and self.once_first:
                 found.take_coldest(once)
-            found.take_coldest(_of_rank(columns, rank))
+            found.take_rank(rank)
         return found.inos()
 
     def used(self, name_hash: int) -> None:
@@ -290,6 +308,36 @@ class _Found:
     def inos(self) -> NDArray[np.uint64]:
         """Return the victims' inode numbers in order."""
         return np.concatenate(self._taken) if self._taken else NOTHING
+
+    def take_rank(self, rank: Rank) -> None:
+        """Take the coldest blocks of *rank*, as many as are still wanted."""
+        if self._bytes <= 0 or self._count <= 0:
+            return
+        of_rank = _of_rank(self._columns, rank)
+        if rank is Rank.RETAINED:
+            self._take_retained(of_rank)
+        else:
+            self.take_coldest(of_rank)
+
+    def _take_retained(self, of_rank: NDArray[np.bool_]) -> None:
+        """Take those that hints retain, the coldest of the lowest priority first.
+
+        Blocks stored after this plan should go before them. So it names none beside a few others,
+        and few beside fewer: a large pool is not to be scanned for each store.
+        """
+        others = sum(map(len, self._taken))
+        if others > min(_AGAIN_MAX - 1, len(of_rank) // _SCANNED_AT_ONCE):
+            return
+        if others:
+            self._count = min(self._count, _AGAIN_MAX)
+        if self._columns.retention is None:
+            self.take_coldest(of_rank)
+            return
+        priority = np.zeros(len(of_rank), np.uint8)
+        known = self._columns.retention.priority[: len(of_rank)]
+        priority[: len(known)] = known
+        for level in np.unique(priority[of_rank]):
+            self.take_coldest(of_rank & (priority == level))
 
     def take_coldest(self, among: NDArray[np.bool_], bytes_max: int = _NO_BOUND) -> None:
         """Take the coldest rows of *among*, as many as are still wanted, or for *bytes_max*.
@@ -365,6 +413,18 @@ def coldest_empty(
     """Return *count* inode numbers of blocks that hold no space, as ``coldest_names`` does."""
     empty = columns.allocated_bytes == 0
     return coldest_names(columns._replace(ino=columns.ino * empty), count, but_not)
+
+
+def _as_of_now(columns: Columns) -> Columns:
+    """Return *columns* in which blocks are published again whose hint has ended."""
+    retention = columns.retention
+    if retention is None:
+        return columns
+    rank = columns.rank.copy()
+    known = rank[: len(retention.until_s)]
+    until_s = retention.until_s[: len(known)]
+    known[(known == Rank.RETAINED) & (until_s <= retention.now_s)] = Rank.PUBLISHED
+    return columns._replace(rank=rank)
 
 
 def _of_rank(columns: Columns, rank: Rank) -> NDArray[np.bool_]:

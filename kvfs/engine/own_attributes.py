@@ -10,6 +10,7 @@ from typing import Final
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
+    HINT,
     LEASE,
     NAMES,
     PIN,
@@ -21,6 +22,7 @@ from kvfs.core.directory_policy import (
 )
 from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
+from kvfs.core.hints import NO_HINT
 from kvfs.core.lifecycle import State, carries_identity, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.sizes import format_size
@@ -33,6 +35,8 @@ from kvfs.pool.rules.policies import TOGETHER
 
 STATE: Final = b"user.kvfs.state"
 CRC32C: Final = b"user.kvfs.crc32c"
+#: What a file may have itself.
+_OF_FILES: Final = frozenset({PIN, HINT})
 
 
 def is_own(name: bytes) -> bool:
@@ -66,9 +70,13 @@ class OwnAttributes:
             return b"rename" if policy.only_renamed else b"close"
         if name == TTL:
             return ttl_text(policy.ttl_s)
-        if name == PIN:
-            own = self._pool.index.xattr(ino, PIN)
-            return own if own is not None else str(int(policy.pin)).encode()
+        if name in _OF_FILES:
+            own = self._pool.index.xattr(ino, name)
+            if own is not None:
+                return own
+            if name == PIN:
+                return str(int(policy.pin)).encode()
+            return NO_HINT if policy.hint is None else policy.hint.text
         raise NoSuchAttribute
 
     def _crc32c(self, ino: InodeNo, record: InodeRecord) -> bytes:
@@ -96,13 +104,14 @@ class OwnAttributes:
 
         Return how many bytes a pin would keep, 0 for other attributes. Raises NotPermitted
         unless *uid* is root or the owner, and beyond the limit of pins; InvalidRequest for an
-        unknown value.
+        unknown value. A hint may be set by all who may write the file or directory, which the
+        kernel has checked.
         """
         if name not in NAMES:
             raise NotPermitted(f"{name!r} is told, not set")
-        if uid not in (0, record.uid):
+        if uid not in (0, record.uid) and name != HINT:
             raise NotPermitted("only root and the owner set policies")
-        if name != PIN and not stat.S_ISDIR(record.mode):
+        if name not in _OF_FILES and not stat.S_ISDIR(record.mode):
             raise InvalidRequest(f"{name!r} belongs to directories")
         if value is not None:
             check_value(name, value)

@@ -24,6 +24,7 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
     Totals,
     for_blocks_bytes,
+    hint_figures,
     kept_bytes,
     reclaim_figures,
     state_totals,
@@ -304,6 +305,7 @@ class Store:
             "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "together": unit_figures(self.pool, self.reclaim.units),
+            "hints": hint_figures(self.pool),
             "held_by": self.pool.figures.held.shown(),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),

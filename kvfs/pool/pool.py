@@ -32,6 +32,7 @@ from kvfs.pool.open.ports import Kernel
 from kvfs.pool.open.ready_extents import ReadyExtents
 from kvfs.pool.pool_change import Damage, Followers, PoolChange
 from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
+from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases, LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
@@ -252,10 +253,12 @@ class Pool:
         #: The clock for ages, which never steps (ns; age_clock.py).
         self.age_ns = self.age_clock.now_ns
         policies, pins = Policies(self.index, settings.policies), Pins(self.index)
+        hints = Hints(heat)
         ranks = Ranks(
-            self.index, heat, policies, pins, shares, self.space.bounds, self.empty_names_too_many
+            *(self.index, heat, policies, pins, hints, shares),
+            *(self.space.bounds, self.empty_names_too_many),
         )
-        return RuleParts(policies, pins, leases, heat, ranks)
+        return RuleParts(policies, pins, hints, leases, heat, ranks)
 
     def _followers(self) -> Followers:
         """Return the tables that follow each change of the index, in order.
@@ -267,6 +270,7 @@ class Pool:
             rules.policies,
             rules.units,
             rules.pins,
+            rules.hints,
             rules.leases,
             *(self.figures, self.figures.held),
             rules.ranks,

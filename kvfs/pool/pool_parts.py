@@ -14,6 +14,7 @@ from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
@@ -92,6 +93,7 @@ class RuleParts:
 
     policies: Policies
     pins: Pins
+    hints: Hints
     leases: Leases
     heat: Heat
     ranks: Ranks

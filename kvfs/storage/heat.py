@@ -11,120 +11,14 @@ from array import array
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.age_clock import HeatMarks
 from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, copy_rows, grown, saved_s, zero_rows
+from kvfs.storage.heat_hints import ALWAYS_S, HeatHints, Told
+from kvfs.storage.row_table import RowTable
 from kvfs.storage.syscalls import Syscalls
-
-_PARTS: Final = 256
-_PARTS_MASK: Final = _PARTS - 1
-_SLOTS_MIN: Final = 32
-#: Multiplicative hashing by a prime near 2**32 / the golden ratio: inode numbers rise one by one,
-#: and the middle bits of the products are spread evenly.
-_SPREAD: Final = 0x9E3779B1
-_SHIFT: Final = 24
-
-
-class RowTable:
-    """Finds the row of an inode in the columns: a hash table in arrays, some 8 bytes per inode.
-
-    A dict of a million inodes takes 100 MB; this one takes a tenth of it. Open addressing with
-    linear probing, in parts that grow one by one, so that no insert waits for a million rows to
-    move. A slot holds a row's number; 0 means empty, so row 0 is not used.
-    """
-
-    def __init__(self) -> None:
-        self._parts = [memoryview(bytearray(4 * _SLOTS_MIN)).cast("I") for _ in range(_PARTS)]
-        self._used = [0] * _PARTS
-        #: The inode number of each row: a column that the caller keeps.
-        self.inos = memoryview(b"").cast("Q")
-
-    def find(self, ino: int) -> int:
-        """Return the row of *ino*, or 0."""
-        part = self._parts[ino & _PARTS_MASK]
-        mask = len(part) - 1
-        slot = ino * _SPREAD >> _SHIFT & mask
-        while row := part[slot]:
-            if self.inos[row] == ino:
-                return row
-            slot = slot + 1 & mask
-        return 0
-
-    def add(self, ino: int, row: int) -> None:
-        """Add *ino*, which must be new; the column must have it in *row* already."""
-        number = ino & _PARTS_MASK
-        part = self._parts[number]
-        self._used[number] += 1
-        if 2 * self._used[number] > len(part):
-            rows = np.asarray(part)
-            self._fill(number, rows[rows != 0], 2 * len(part))
-            part = self._parts[number]
-        mask = len(part) - 1
-        slot = ino * _SPREAD >> _SHIFT & mask
-        while part[slot]:
-            slot = slot + 1 & mask
-        part[slot] = row
-
-    def remove(self, ino: int) -> int:
-        """Forget *ino*, which the column must still have; return its row, or 0."""
-        number = ino & _PARTS_MASK
-        part, inos = self._parts[number], self.inos
-        mask = len(part) - 1
-        slot = ino * _SPREAD >> _SHIFT & mask
-        while (row := part[slot]) and inos[row] != ino:
-            slot = slot + 1 & mask
-        if not row:
-            return 0
-        self._used[number] -= 1
-        # Rows in the slots after it, up to an empty one, move into the gap if a search passes it.
-        gap = slot
-        slot = slot + 1 & mask
-        while other := part[slot]:
-            home = inos[other] * _SPREAD >> _SHIFT & mask
-            if slot - home & mask >= slot - gap & mask:
-                part[gap] = other
-                gap = slot
-            slot = slot + 1 & mask
-        part[gap] = 0
-        return row
-
-    def rebuild(self, column: NDArray[np.uint64]) -> None:
-        """Replace the table by one of all inodes in *column*; rows with 0 are skipped."""
-        self.inos = column.data
-        rows = np.flatnonzero(column).astype(np.uint32)
-        number_of = column[rows] & np.uint64(_PARTS_MASK)
-        order = np.argsort(number_of, kind="stable")
-        ends = np.searchsorted(number_of[order], np.arange(_PARTS + 1))
-        for number in range(_PARTS):
-            held = rows[order[ends[number] : ends[number + 1]]]
-            slots = _SLOTS_MIN
-            while 2 * len(held) > slots:
-                slots *= 2
-            self._used[number] = len(held)
-            self._fill(number, held, slots)
-
-    def _fill(self, number: int, rows: NDArray[np.uint32], slots: int) -> None:
-        """Replace part *number* by one with *slots* slots that holds *rows*."""
-        spread = np.asarray(self.inos)[rows] * np.uint64(_SPREAD)
-        home = spread >> np.uint64(_SHIFT) & np.uint64(slots - 1)
-        order = np.argsort(home)
-        rows = rows[order]
-        # Each in its home slot or after the one before it; those past the end wrap around.
-        steps = np.arange(len(rows))
-        slot = np.maximum.accumulate(home[order].astype(np.int64) - steps) + steps
-        fits = slot < slots
-        part = np.zeros(slots, np.uint32)
-        part[slot[fits]] = rows[fits]
-        view = self._parts[number] = part.data
-        at = 0
-        for row in rows[~fits].tolist():
-            while view[at]:
-                at += 1
-            view[at] = row
-
 
 _log: Final = logging.getLogger(__name__)
 
@@ -163,6 +57,13 @@ class Heat:
         #: Allocated bytes of all rows, by rank.
         self.held_bytes = [0] * len(Rank)
         self._count = 0
+        #: What hints say; None before the first one. The present time by the clock of ages (s).
+        self._hints: HeatHints | None = None
+        self._now_s = now_s
+        #: A block with a lower stamp would have gone by now, had no hint retained it.
+        self._evicted_stamp = 0
+        #: How often such a block was used, in how many bursts.
+        self.kept_hits = 0
         self._saved_s = self._burst_s = float("-inf")
         self._stamp = 0
         saved, found_s = (None, 0) if read_only else self._read()
@@ -219,10 +120,60 @@ class Heat:
                 self._touches[row] = touches + 1
                 if not (name_hash := self._name_hash[row]) & self.policy.sample_bits:
                     self.policy.used(name_hash)
+                if before < self._evicted_stamp:
+                    self.note_kept(row)
             self._touched[row] = stamp
             self._stamp = stamp + 1
             if stamp >= self._burst_end:
                 self._begin_burst((stamp >> BURST_BITS) + 1)
+
+    def note_kept(self, row: int) -> None:
+        """Count a use of the block in *row*, which is older than what went, if a hint kept it."""
+        self.kept_hits += self._rank[row] == Rank.RETAINED
+
+    def bias(self, ino: InodeNo, rank: Rank, *, priority: int = 0, until_s: int = 0) -> None:
+        """Give block *ino*, if it is known, the *rank* that a hint asks for.
+
+        Of an attribute's hint also the *priority*, and until when it holds (s, of the clock of
+        ages); 0 leaves what was told.
+        """
+        row = self._table.find(ino)
+        if row:
+            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            self._rank[row] = rank
+            self.held_bytes[rank] += self._allocated[row]
+            if until_s:
+                self._say(row, priority, until_s, Told.NOTHING)
+
+    def tell(self, ino: InodeNo, told: Told, *, priority: int = 0, until_s: int = ALWAYS_S) -> bool:
+        """Note what was *told* of block *ino* until *until_s*; its rank follows by ``bias``.
+
+        It stays with the block until it goes. Return whether the block is known.
+        """
+        row = self._table.find(ino)
+        if row:
+            self._say(row, priority, until_s, told)
+        return row != 0
+
+    def _say(self, row: int, priority: int, until_s: int, told: Told) -> None:
+        if self._hints is None:
+            self._hints = HeatHints()
+        self._hints.set(row, priority, until_s, told, len(self._rows.ino))
+
+    def told(self, ino: InodeNo) -> Told:
+        """Return what was told of block *ino* and counts still."""
+        row = self._table.find(ino) if self._hints is not None else 0
+        return Told.NOTHING if self._hints is None else self._hints.told(row, self._now_s)
+
+    @property
+    def is_hinted(self) -> bool:
+        """Whether any block ever got a hint from this server."""
+        return self._hints is not None
+
+    @property
+    def now_s(self) -> int:
+        """The time of the last mark (s, of the clock of ages)."""
+        return self._now_s
 
     def warm(self, ino: InodeNo, stamp: int) -> None:
         """Let *ino* be as warm as if it was touched at *stamp*, without counting a use."""
@@ -262,6 +213,7 @@ class Heat:
 
     def mark(self, now_ns: int) -> None:
         """Remember that the present stamp was reached at *now_ns* (age_clock.py)."""
+        self._now_s = now_ns // SECOND_NS
         self._marks.add(now_ns, self._stamp)
 
     def stamp_at(self, time_ns: int) -> int | None:
@@ -289,19 +241,29 @@ class Heat:
             self.held_bytes[self._rank[row]] -= self._allocated[row]
             self._ino[row] = 0
             self._free.append(row)
+            if self._hints is not None:
+                self._hints.clear(row)
             self._count -= 1
 
-    def evicted(self, ino: InodeNo) -> None:
-        """Remove block *ino*, which was evicted; the policy may remember it."""
+    def evicted(self, ino: InodeNo, *, for_space: bool = True) -> None:
+        """Remove block *ino*, which was evicted; the policy may remember it.
+
+        *for_space*: a block as cold as this one, and of no higher rank, would have gone as well.
+        """
         row = self._table.find(ino)
         if row:
+            if for_space and self._hints is not None and self._rank[row] == Rank.PUBLISHED:
+                self._evicted_stamp = max(self._evicted_stamp, self._touched[row])
             self.policy.evicted(self._name_hash[row], self._allocated[row], self._touches[row])
             self.drop(ino)
 
     def columns(self) -> Columns:
         """Return all rows for a scan, in any thread. They may change during the scan."""
         rows = self._rows
-        return Columns(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank)
+        retention = None if self._hints is None else self._hints.columns(self._now_s)
+        return Columns(
+            rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank, retention
+        )
 
     def run_due(self, now_s: float) -> None:
         """End the burst if it has lasted long enough; *now_s* is of a monotonic clock."""

@@ -375,6 +375,8 @@ cdef class CompiledReader:
                 policy = heat.policy
                 if not <object>name_hash & policy.sample_bits:
                     policy.used(name_hash)
+                if before < <uint64_t>heat._evicted_stamp:
+                    heat.note_kept(row)
         touched[0] = stamp
         heat._stamp = stamp + 1
         if stamp >= <uint64_t>heat._burst_end:

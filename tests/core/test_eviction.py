@@ -17,11 +17,14 @@ from kvfs.core.eviction_policy import (
     EvictionPolicy,
     Lru,
     Rank,
+    Retention,
     policy_named,
 )
 
 MIB: Final = 1 << 20
 ALL: Final = 1 << 62
+#: A plan names others alone, if there are any.
+UNHINTED: Final = [rank for rank in Rank if rank is not Rank.RETAINED]
 
 
 class Row:
@@ -140,7 +143,11 @@ def test_no_rows_no_victims(policy: EvictionPolicy) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 12), st.integers(0, 4), st.sampled_from(list(Rank))),
+        st.tuples(
+            st.integers(0, 12),
+            st.integers(0, 4),
+            st.sampled_from(UNHINTED),
+        ),
         max_size=60,
     ),
     st.integers(0, 80),
@@ -292,3 +299,35 @@ def test_lru_remembers_nothing() -> None:
     policy = Lru()
     policy.evicted(7, MIB, 1)
     assert not policy.admitted(7, MIB)
+
+
+@pytest.mark.parametrize("name", ["lru", "arc", "adaptive"])
+def test_what_hints_retain_goes_last_by_priority_until_it_ends(name: str) -> None:
+    """Rows beyond those of the hints have priority 0."""
+    made = columns([Row(20 + n, burst=n, rank=Rank.RETAINED) for n in range(5)])
+    priority, until_s = np.zeros(8, np.uint8), np.full(8, 2000, np.uint32)
+    priority[[1, 3, 5, 7]] = [90, 5, 90, 40]  # of 20, 21, 22, 23
+    until_s[7] = 1000
+
+    def order(now_s: int, count_max: int = 99) -> list[int]:
+        hinted = made._replace(retention=Retention(priority, until_s, now_s))
+        found = policy_named(name).victims(hinted, bytes_wanted=ALL, count_max=count_max)
+        return [int(ino) for ino in found]
+
+    assert order(999) == [24, 21, 23, 20, 22]
+    assert order(999, count_max=2) == [24, 21]
+    assert order(1000) == [23]
+    assert order(2000) == [20, 21, 22, 23]
+    assert made.rank[1] == Rank.RETAINED  # a scan changes no row
+
+
+def test_a_plan_names_what_hints_retain_only_if_little_else_may_go() -> None:
+    """What is stored after the plan goes first; but a large pool is not scanned for each store."""
+    retained = [Row(20 + n, burst=n, rank=Rank.RETAINED) for n in range(100)]
+    assert victims(Lru(), [*retained, Row(5, burst=200)]) == [5]
+    assert victims(Lru(), [*retained, Row(5, burst=200, rank=Rank.ORPHAN_SLAB)]) == [5]
+    assert victims(Lru(), retained) == [row.ino for row in retained]
+    large = beside([*retained, Row(5, burst=200)], blocks=1024)
+    assert victims(Lru(), large) == [5, *(20 + n for n in range(64))]
+    many = beside([*retained, *(Row(500 + n, burst=0) for n in range(64))], blocks=1 << 16)
+    assert len(victims(Lru(), many)) == 64

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvfs.core.ghosts import Ghosts
-from kvfs.storage.heat import RowTable
+from kvfs.storage.row_table import RowTable
 
 ROOM: Final = 5000
 

@@ -115,12 +115,12 @@ def test_the_bytes_of_each_rank_are_counted(pool_fd: int) -> None:
     note(heat, 20, 21)
     note(heat, 22, rank=Rank.NEVER)
     heat.put(InodeNo(20), 3 * MIB, Rank.FIRST, 20)
-    assert heat.held_bytes == [MIB, 3 * MIB, MIB, 0, 0, 0]
+    assert heat.held_bytes == [MIB, 3 * MIB, MIB, 0, 0, 0, 0]
     heat.drop(InodeNo(21))
     heat.drop(InodeNo(21))
     heat.evicted(InodeNo(20))
     heat.evicted(InodeNo(20))
-    assert heat.held_bytes == [MIB, 0, 0, 0, 0, 0]
+    assert heat.held_bytes == [MIB, 0, 0, 0, 0, 0, 0]
     assert len(heat) == 1
     assert order(heat) == []
 

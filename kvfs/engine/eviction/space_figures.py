@@ -222,3 +222,17 @@ def holder(pool: Pool) -> tuple[str, int]:
         return "/", 0
     most = max(held, key=lambda directory: held[directory])
     return path_of(pool.index, most), held[most]
+
+
+def hint_figures(pool: Pool) -> dict[str, int]:
+    """Return what hints keep now (bytes), and what became of them since the start (counts)."""
+    counts = pool.rules.hints.counts
+    return {
+        "retained_bytes": pool.rules.heat.held_bytes[Rank.RETAINED],
+        "taken": counts.taken,
+        "clipped": counts.clipped,
+        "unknown": counts.unknown,
+        "refused": counts.refused,
+        "fetched": counts.fetched,
+        "kept_hits": pool.rules.heat.kept_hits,
+    }

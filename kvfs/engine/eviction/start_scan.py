@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.directory_policy import EVICT, PIN, TTL
+from kvfs.core.directory_policy import EVICT, HINT, PIN, TTL
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.index_room import attribute_bytes
 from kvfs.core.lifecycle import State
@@ -127,6 +127,8 @@ class StartScan:
                         self._counts.append(pool.rules.pins.learn(ino, record))
                     elif name == EVICT:
                         pool.rules.units.learn(ino, value)
+                    elif name == HINT:
+                        pool.rules.hints.learn(ino, record, value)
                     elif name == TTL:
                         pool.rules.policies.note_ttl(value)
             self._after = key

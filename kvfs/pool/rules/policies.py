@@ -15,6 +15,7 @@ from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
+    HINT,
     LEASE,
     NAMES,
     PIN,
@@ -26,6 +27,7 @@ from kvfs.core.directory_policy import (
     ttl_of,
 )
 from kvfs.core.errors import Damaged
+from kvfs.core.hints import NO_HINT, hint_of
 from kvfs.core.inode_rules import Ascent
 from kvfs.core.types import NO_INODE, PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.pool.rules.paths import path_of
@@ -121,6 +123,10 @@ class Policies:
             elif name == TTL:
                 with contextlib.suppress(ValueError):
                     inherited = inherited._replace(ttl_s=ttl_of(value))
+            elif name == HINT:
+                with contextlib.suppress(ValueError):
+                    hint = None if value == NO_HINT else hint_of(value)
+                    inherited = inherited._replace(hint=hint)
         return inherited
 
     def _said(self, directory: InodeNo, path: str) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.core.changed import Changed, Why
+from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.checksum import crc32c
 from kvfs.core.directory_policy import PIN, DirectoryPolicy
 from kvfs.core.errors import Damaged, NotPermitted
@@ -17,6 +17,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import SETTLED, TABLE, Goes, State
 from kvfs.core.sizes import format_size
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
+from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.space.space import StayBounds
@@ -185,6 +186,7 @@ class Ranks:
         heat: Heat,
         policies: Policies,
         pins: Pins,
+        hints: Hints,
         shares: LeaseShares,
         bounds: StayBounds,
         empty_names_too_many: Callable[[], int],
@@ -193,6 +195,7 @@ class Ranks:
         self._heat = heat
         self._policies = policies
         self._pins = pins
+        self._hints = hints
         self._shares = shares
         self._bounds = bounds
         self._empty_names_too_many = empty_names_too_many
@@ -202,7 +205,7 @@ class Ranks:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             if why is Why.EVICTED:
-                self._heat.evicted(ino)
+                self._heat.evicted(ino, for_space=changed.reason is Reason.SPACE)
             else:
                 self._heat.drop(ino)
         elif why not in _NO_USE:
@@ -225,6 +228,8 @@ class Ranks:
             ):
                 rank = Rank.KEPT
             self._heat.put(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
+            if (policy.hint is not None or self._hints.given) and not policy.unit:
+                self._hints.bias(ino, rank, policy.hint)
 
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep block *ino* out of eviction plans until something about it changes."""

@@ -155,6 +155,7 @@ _SPACE: Final = (
     _gauge("lease_limit_bytes", "lease_max_bytes", "Limit of all leases together"),
     _gauge("slab_bytes", "slab_bytes", "Slabs of living processes"),
     _gauge("pinned_bytes", "pinned_bytes", "Pinned, or under evict=never"),
+    _gauge("retained_bytes", "hints.retained_bytes", "Kept longer by hints; may be evicted"),
     _gauge("units", "together.units", "Directories under evict=together"),
     _gauge("unit_bytes", "together.bytes", "What the first of them hold"),
     _gauge("held_blocks", "held_by.*.blocks", "Blocks of this program and model", "holder"),
@@ -193,6 +194,12 @@ _BLOCKS: Final = (
 )
 
 _WORK: Final = (
+    _counter("hints_taken", "hints.taken", "Blocks that were hinted by the hints socket"),
+    _counter("hints_clipped", "hints.clipped", "Values and numbers beyond a bound of hints"),
+    _counter("hints_unknown", "hints.unknown", "Hints for names and sessions of no block"),
+    _counter("hints_refused", "hints.refused", "Hints for blocks that the client may not write"),
+    _counter("hints_fetched", "hints.fetched", "Blocks read into memory for a hint"),
+    _counter("hint_kept_hits", "hints.kept_hits", "Uses of blocks that only a hint kept"),
     _counter("eviction_batches", "eviction.batches", "Index transactions that evicted"),
     _counter("eviction_skipped", "eviction.skipped", "Candidates in use or no longer there"),
     _counter("eviction_overruns", "eviction.overruns", "Drafts stopped: they outgrew the pool"),
