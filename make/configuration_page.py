@@ -333,6 +333,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "mode of the socket with the events",
             "`0660`, so that a router in `control_group` can listen",
         ),
+        "hints_socket_mode": Words(
+            "mode of the socket that takes hints",
+            "`0660`, so that only `control_group` can send some",
+        ),
         "cache_directories_max": Words(
             "directories of the first level, and models, that have figures of their own",
             "higher, if more models are served",

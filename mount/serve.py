@@ -24,6 +24,7 @@ from kvfs.devices import Device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
+from mount.control.hints import serve_hints
 from mount.control.history import History
 from mount.control.metrics.exposition import Exposition
 from mount.control.metrics.scrapes import serve_scrapes, write_textfile
@@ -258,9 +259,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(serve_scrapes, self.settings, metrics, self._group)
                 nursery.start_soon(write_textfile, self.settings, metrics)
                 nursery.start_soon(history.keep)
-                nursery.start_soon(
-                    serve_events, self.settings, self.store.pool.figures.events, self._group
-                )
+                events = self.store.pool.figures.events
+                nursery.start_soon(serve_events, self.settings, events, self._group)
+                nursery.start_soon(serve_hints, self.settings, self.store, self._group)
                 nursery.start_soon(self._announce, ready, nursery)
                 await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
                 self._ends = True

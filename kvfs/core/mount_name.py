@@ -16,6 +16,7 @@ LOG_DIRECTORY: Final = "/var/log/kvfs"
 SOCKET_SUFFIX: Final = ".sock"
 METRICS_SUFFIX: Final = ".metrics"
 EVENTS_SUFFIX: Final = ".events"
+HINTS_SUFFIX: Final = ".hints"
 DEAD_SUFFIX: Final = ".dead"
 #: A socket's path holds 107 bytes (sun_path of unix(7)); this leaves room for the directory.
 NAME_MAX_CHARACTERS: Final = 64
@@ -65,6 +66,11 @@ def metrics_path(name: str) -> str:
 def events_path(name: str) -> str:
     """Return the path of the socket on which the mount called *name* sends events."""
     return f"{RUN_DIRECTORY}/{name}{EVENTS_SUFFIX}"
+
+
+def hints_path(name: str) -> str:
+    """Return the path of the socket on which the mount called *name* takes hints."""
+    return f"{RUN_DIRECTORY}/{name}{HINTS_SUFFIX}"
 
 
 def config_path(name: str) -> str:

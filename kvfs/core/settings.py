@@ -460,6 +460,13 @@ class Settings:
         low=0o600,
         high=0o666,
     )
+    hints_socket_mode: int = setting(
+        0o666,
+        "for every user of the host: each hint is checked against the rights on the files",
+        unit="octal",
+        low=0o600,
+        high=0o666,
+    )
 
     @classmethod
     def from_toml(

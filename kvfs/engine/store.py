@@ -32,6 +32,7 @@ from kvfs.engine.eviction.space_figures import (
     unit_figures,
 )
 from kvfs.engine.eviction.start_scan import StartScan
+from kvfs.engine.fetch_ahead import FetchAhead
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
@@ -39,6 +40,7 @@ from kvfs.engine.recovery.recovery import Begun, begin
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
+from kvfs.engine.take_hints import TakeHints
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
@@ -107,6 +109,8 @@ class Store:
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
         self.sweep = Sweep(self.pool)
+        self._fetch_ahead = FetchAhead(self.pool)
+        self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
         self._index_growth = IndexGrowth(self.pool, self.allocator)
         self._chores = self._list_chores()
         #: Whether a sweep is due and has not begun.
@@ -151,6 +155,7 @@ class Store:
             self._save_heat,
             pool.figures.run_due,
             self.device_wear.run_due,
+            lambda _: self._fetch_ahead.run_due(),
             self._sweep_on,
             self.durable_pass.run_due,
             lambda _: pool.space.strays.run_due(pool.age_ns()),

@@ -257,23 +257,25 @@ class _Server:
         return verb, args
 
 
-def _is_owner(stream: trio.SocketStream) -> bool:
-    """Whether root or the server's own user connected."""
+def peer_of(stream: trio.SocketStream) -> tuple[int, int, frozenset[int]]:
+    """Return pid, uid and all groups of the process that connected; of very many one group."""
     raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
-    _pid, uid, _gid = PEERCRED.unpack(raw)
-    return uid in (0, os.geteuid())
-
-
-def _is_member(stream: trio.SocketStream, group: int | None) -> bool:
-    """Whether the process that connected was in *group*, as any of its groups; no if unknown."""
-    if group is None:
-        return False
-    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    pid, uid, gid = PEERCRED.unpack(raw)
     try:
         others = stream.socket.getsockopt(socket.SOL_SOCKET, _PEERGROUPS, _GROUPS_MAX_BYTES)
     except OSError:  # it is in more groups
         others = b""
-    return group in (PEERCRED.unpack(raw)[2], *array("I", others))
+    return pid, uid, frozenset((gid, *array("I", others)))
+
+
+def _is_owner(stream: trio.SocketStream) -> bool:
+    """Whether root or the server's own user connected."""
+    return peer_of(stream)[1] in (0, os.geteuid())
+
+
+def _is_member(stream: trio.SocketStream, group: int | None) -> bool:
+    """Whether the process that connected was in *group*, as any of its groups; no if unknown."""
+    return group is not None and group in peer_of(stream)[2]
 
 
 def group_id(group: str) -> int | None:

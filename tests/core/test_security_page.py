@@ -23,6 +23,8 @@ def test_the_sockets_are_open_to_whom_the_page_says() -> None:
     assert Settings().metrics_socket_mode == 0o666
     assert rows["events"] == rows["sock"] == "root and the server's own user"
     assert Settings().events_socket_mode == 0o600
+    assert rows["hints"] == "every user"
+    assert Settings().hints_socket_mode == 0o666
     assert Settings().control_group == ""
 
 

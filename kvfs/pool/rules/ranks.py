@@ -22,6 +22,7 @@ from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.space.space import StayBounds
 from kvfs.storage.heat import Heat
+from kvfs.storage.heat_hints import ALWAYS_S, Told
 from kvfs.storage.index import Index
 
 #: Smaller files are probably configurations or sidecars: evicting them frees little and costs much.
@@ -230,6 +231,24 @@ class Ranks:
             self._heat.put(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
             if (policy.hint is not None or self._hints.given) and not policy.unit:
                 self._hints.bias(ino, rank, policy.hint)
+
+    def tell(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        told: Told,
+        *,
+        priority: int = 0,
+        until_s: int = ALWAYS_S,
+    ) -> bool:
+        """Let block *ino* go as a client *told*, until *until_s* (of the clock of ages).
+
+        Return whether the block is known.
+        """
+        is_known = self._heat.tell(ino, told, priority=priority, until_s=until_s)
+        if is_known:
+            self.enter(ino, record)
+        return is_known
 
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep block *ino* out of eviction plans until something about it changes."""

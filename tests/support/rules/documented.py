@@ -25,6 +25,8 @@ NO_COMMANDS: Final = (
     "0000  ",
     "chunk_size: 256",  # configurations: test_configurations_are_what_the_connectors_read
     '{"type": ',
+    '{"hints": ',  # tests/fuse/control/test_hints.py
+    '{"id": ',
     'agent.create_backend("POSIX"',  # tests/connectors/test_nixl_posix.py
 )
 _FENCED: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

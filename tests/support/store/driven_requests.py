@@ -107,6 +107,7 @@ class Requests:
 
     # ---- attributes ----
 
+    take_hints = At(lambda engine: engine.take_hints.carry_out)
     set_xattr = At(lambda engine: engine.attributes.set_xattr)
     remove_xattr = At(lambda engine: engine.attributes.remove_xattr)
     xattr = At(lambda engine: engine.attributes.xattr)

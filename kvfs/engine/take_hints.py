@@ -1,0 +1,151 @@
+"""Carries out the hints of the hints socket, in small steps: requests are answered between two.
+
+Who may write a block may hint it: the client must have the right to write the file, and to search
+all directories above it.
+"""
+
+import glob
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from kvfs.core.errors import Damaged, KvfsError, PathMissing
+from kvfs.core.hint_lines import BLOCKS_MAX, Do, HintBatch, HintClient, TakenHints, ToldHint
+from kvfs.core.inode_rules import Ascent
+from kvfs.core.lifecycle import SETTLED
+from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
+from kvfs.engine.fetch_ahead import FetchAhead
+from kvfs.engine.names.named import STEP, Named, files_below, find, named
+from kvfs.engine.names.namespace import Namespace
+from kvfs.pool.pool import Pool
+from kvfs.storage.heat_hints import ALWAYS_S, Told
+
+#: Names looked up in one step, some 10 us each.
+_NAMES_A_STEP: Final = 64
+_WRITE: Final = 0o2
+_SEARCH: Final = 0o1
+
+
+class TakeHints:
+    """Takes the hints for the blocks of one pool."""
+
+    def __init__(self, pool: Pool, namespace: Namespace, fetch: FetchAhead) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._fetch = fetch
+
+    def carry_out(self, batch: HintBatch, client: HintClient, done: TakenHints) -> Iterator[None]:
+        """Do what *batch* of *client* says, a step for each item; *done* says what was done."""
+        done.clipped += batch.clipped
+        done.unknown += batch.unknown
+        searched: dict[InodeNo, bool] = {ROOT_INODE: True}
+        left, steps = BLOCKS_MAX, 0
+        for hint in batch.hints:
+            for ino in self._named(hint, done):
+                steps = 0 if ino == STEP else steps + 1
+                if ino != STEP and left:
+                    left -= 1
+                    self._take_one(hint, ino, client, searched, done)
+                elif ino != STEP:
+                    done.clipped += 1
+                    break
+                if steps % _NAMES_A_STEP == 0:
+                    yield
+        counts = self._pool.rules.hints.counts
+        counts.taken += done.taken
+        counts.clipped += done.clipped
+        counts.unknown += done.unknown
+        counts.refused += done.refused
+
+    def _named(self, hint: ToldHint, done: TakenHints) -> Iterator[InodeNo]:
+        """Yield the files that *hint* is about, and STEP at the end of a step."""
+        pool, namespace = self._pool, self._namespace
+        for number, name in enumerate(hint.names, 1):
+            try:
+                yield find(pool, namespace, name)
+            except (PathMissing, UnicodeError):
+                done.unknown += 1
+            if number % _NAMES_A_STEP == 0:
+                yield STEP
+        for prefix in hint.prefixes:
+            found = 0
+            try:
+                for top in named(pool, namespace, Named(("",), f"{glob.escape(prefix)}*")):
+                    found += top != STEP
+                    yield from (STEP,) if top == STEP else files_below(pool, top)
+            except KvfsError:
+                found = 0
+            done.unknown += not found
+        for session in hint.sessions:
+            tops = pool.rules.hints.of_session(session)
+            done.unknown += not tops
+            for top in tops:
+                yield from files_below(pool, top)
+            yield STEP
+
+    def _take_one(
+        self,
+        hint: ToldHint,
+        ino: InodeNo,
+        client: HintClient,
+        searched: dict[InodeNo, bool],
+        done: TakenHints,
+    ) -> None:
+        """Do what *hint* says for file *ino*."""
+        pool = self._pool
+        record = pool.index.inode_or_miss(ino)
+        if record is None or not stat.S_ISREG(record.mode) or record.state not in SETTLED:
+            done.unknown += 1
+            return
+        if not (_may(client, record, _WRITE) and self._reaches(client, record.parent, searched)):
+            done.refused += 1
+            return
+        if hint.do is Do.FETCH:
+            is_taken = self._fetch.add(ino)
+            done.clipped += not is_taken
+        else:
+            is_taken = self._tell(hint, ino, record)
+            done.unknown += not is_taken
+        done.taken += is_taken
+
+    def _tell(self, hint: ToldHint, ino: InodeNo, record: InodeRecord) -> bool:
+        ranks = self._pool.rules.ranks
+        if hint.do is Do.RELEASE:
+            return ranks.tell(ino, record, Told.NOTHING)
+        until_s = ALWAYS_S
+        if hint.duration_s is not None:
+            until_s = self._pool.age_ns() // SECOND_NS + max(1, round(hint.duration_s))
+        if hint.do is Do.DEMOTE:
+            return ranks.tell(ino, record, Told.DEMOTE, until_s=until_s)
+        return ranks.tell(ino, record, Told.RETAIN, priority=hint.priority, until_s=until_s)
+
+    def _reaches(
+        self, client: HintClient, directory: InodeNo, searched: dict[InodeNo, bool]
+    ) -> bool:
+        """Whether *client* may search *directory* and all above it, but for the root's parents."""
+        above, ascent, passed = directory, Ascent(), list[InodeNo]()
+        is_open = True
+        while is_open and above not in searched and ascent.goes_on(above):
+            try:
+                record = self._pool.index.inode(above)
+            except Damaged:
+                record = None
+            if record is None:
+                return False
+            passed.append(above)
+            is_open = _may(client, record, _SEARCH)
+            above = record.parent
+        is_open = is_open and searched.get(above, False)
+        searched.update(dict.fromkeys(passed[:1], is_open))
+        return is_open
+
+
+def _may(client: HintClient, record: InodeRecord, right: int) -> bool:
+    """Whether *client* has *right* (a bit of the others' part of a mode) on what has *record*."""
+    if client.uid == 0:
+        return True
+    if client.uid == record.uid:
+        return bool(record.mode >> 6 & right)
+    if record.gid in client.gids:
+        return bool(record.mode >> 3 & right)
+    return bool(record.mode & right)
