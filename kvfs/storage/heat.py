@@ -60,6 +60,8 @@ class Heat:
         #: What hints say; None before the first one. The present time by the clock of ages (s).
         self._hints: HeatHints | None = None
         self._now_s = now_s
+        #: Whether any block was told of, or may have a hint of its own.
+        self.is_hinted = False
         #: A block with a lower stamp would have gone by now, had no hint retained it.
         self._evicted_stamp = 0
         #: How often such a block was used, in how many bursts.
@@ -158,17 +160,13 @@ class Heat:
     def _say(self, row: int, priority: int, until_s: int, told: Told) -> None:
         if self._hints is None:
             self._hints = HeatHints()
+            self.is_hinted = True
         self._hints.set(row, priority, until_s, told, len(self._rows.ino))
 
     def told(self, ino: InodeNo) -> Told:
         """Return what was told of block *ino* and counts still."""
         row = self._table.find(ino) if self._hints is not None else 0
         return Told.NOTHING if self._hints is None else self._hints.told(row, self._now_s)
-
-    @property
-    def is_hinted(self) -> bool:
-        """Whether any block ever got a hint from this server."""
-        return self._hints is not None
 
     @property
     def now_s(self) -> int:

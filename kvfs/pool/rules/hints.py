@@ -53,11 +53,6 @@ class Hints:
         self._sessions: dict[str, dict[InodeNo, None]] = {}
         self.counts: Final = HintCounts()
 
-    @property
-    def given(self) -> bool:
-        """Whether there may be a hint for a block besides that of its directory."""
-        return bool(self._of) or self._heat.is_hinted
-
     def follow(self, changed: Changed) -> None:
         """Note an attribute. One moves with the name if another inode inherits that."""
         ino, record = changed.ino, changed.after
@@ -93,6 +88,7 @@ class Hints:
             self.counts.clipped += 1
             return
         self._of[ino] = hint
+        self._heat.is_hinted = True
         if hint.session:
             self._sessions.setdefault(hint.session, {})[ino] = None
 

@@ -229,7 +229,7 @@ class Ranks:
             ):
                 rank = Rank.KEPT
             self._heat.put(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
-            if (policy.hint is not None or self._hints.given) and not policy.unit:
+            if (policy.hint is not None or self._heat.is_hinted) and not policy.unit:
                 self._hints.bias(ino, rank, policy.hint)
 
     def tell(
