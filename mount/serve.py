@@ -252,9 +252,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 verbs = self._verbs(
                     commands.table() | syncing.table() | history.table() | self._supervision.table()
                 )
-                await nursery.start(
-                    serve_control, socket_path(self.settings.name), verbs, self._group
-                )
+                control = socket_path(self.settings.name)
+                await nursery.start(serve_control, control, verbs, self._group)
                 metrics = Exposition(functools.partial(self._status, {}))
                 nursery.start_soon(serve_scrapes, self.settings, metrics, self._group)
                 nursery.start_soon(write_textfile, self.settings, metrics)
