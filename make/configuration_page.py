@@ -249,8 +249,12 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "higher, if `kvfs doctor` says that they run out",
         ),
         "open_files_user_share": Words(
-            "largest share of them for one user who is not root",
+            "largest share of them for one tenant ([tenants.md](tenants.md)) who is not root",
             "1, if all connectors run as one user and need more than half",
+        ),
+        "subuid_file": Words(
+            "file with ranges of uids that are one tenant (subuid(5)); empty: each uid is one",
+            "if ranges of the host are no users of their own, such as those that pods get",
         ),
         "oom_score_adj": Words(
             "how soon the kernel ends the server when memory is short (-1000: never)", _SELDOM

@@ -53,6 +53,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "hints": "hints",
         "together": "units (evict=together)",
         "held_by": "held by models",
+        "tenants": "tenants, by uid",
         "open_bytes": "open",
         "old_version_bytes": "old versions that are read",
         "open_by": "open by",

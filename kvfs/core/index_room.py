@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import NoSpace
 from kvfs.core.lifecycle import State
@@ -181,14 +182,14 @@ def attributes_bytes(attributes: Mapping[bytes, bytes | None]) -> int:
 
 
 class NodeShares:
-    """How many of these bytes each user but root holds, and who is refused more.
+    """Counts these bytes for each tenant but root, and tells who is refused more.
 
-    Above the bound each user has an equal share of it, and only a user over that share is refused.
-    Users who take their shares one after the other can exceed the bound. So there is a second
+    Above the bound each has an equal share of it, and only a tenant over that share is refused.
+    Tenants who take their shares one after the other can exceed the bound. So there is a second
     bound, at which everybody is refused.
 
     A scan counts what was there before the start. Inodes that it has not reached count for nobody,
-    so that a user is never refused for what others hold. The second bound needs no scan.
+    so that no tenant is ever refused for what others hold. The second bound needs no scan.
     """
 
     follows: Final = frozenset(
@@ -205,16 +206,12 @@ class NodeShares:
         }
     )
 
-    def __init__(self, is_new: Callable[[InodeNo], bool]) -> None:
-        """*is_new*: whether an inode is created in this run; the scan counts all others."""
+    def __init__(self, is_new: Callable[[InodeNo], bool], names: Taken) -> None:
+        """Count in *names*. *is_new*: an inode is made in this run; the scan counts all others."""
         self._is_new = is_new
+        self._names = names
         #: The inodes up to which the scan has counted nodes, and attributes.
         self._inodes_end = self._attributes_end = InodeNo(0)
-        self._held: dict[int, int] = {}
-
-    def held_bytes(self, uid: int) -> int:
-        """Return how much user *uid* is known to hold."""
-        return self._held.get(uid, 0)
 
     def refuses(self, uid: int, everyones_bytes: int, whole_bytes: int) -> bool:
         """Whether *uid* is refused more, if all users together hold *everyones_bytes*.
@@ -226,8 +223,7 @@ class NodeShares:
             return False
         if everyones_bytes >= _ALL_REFUSED * end_bytes:
             return True
-        held_bytes = self.held_bytes(uid)
-        return held_bytes > 0 and held_bytes >= end_bytes / len(self._held)
+        return self._names.has_its_part(uid, end_bytes)
 
     # ---- the scan ----
 
@@ -282,13 +278,8 @@ class NodeShares:
         return ino <= self._inodes_end or self._is_new(ino)
 
     def _note(self, uid: int, change_bytes: int) -> None:
-        if not uid:
-            return
-        held_bytes = self._held.get(uid, 0) + change_bytes
-        if held_bytes > 0:
-            self._held[uid] = held_bytes
-        else:
-            self._held.pop(uid, None)
+        if uid:
+            self._names.count(uid, change_bytes)
 
 
 def _node_bytes(record: InodeRecord) -> int:

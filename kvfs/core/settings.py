@@ -233,10 +233,14 @@ class Settings:
     )
     open_files_user_share: float = setting(
         0.5,
-        "largest share of the open files for clients that one user (not root) may have",
+        "largest share of the open files for clients that one tenant (not root) may have",
         unit="share",
         low=0.01,
         high=1,
+    )
+    subuid_file: str = setting(
+        "/etc/subuid",
+        "ranges of uids that are one tenant (docs/tenants.md); empty: each uid is one",
     )
     oom_score_adj: int = setting(
         -900, "its death stalls every client, and it uses little memory", low=-1000, high=1000

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from kvfs.core.account import Accounts
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.devices import Device
@@ -55,6 +56,8 @@ _log: Final = logging.getLogger(__name__)
 
 #: Time for background work in each tick, even if the loop is never idle.
 _TURN_S: Final = 0.002
+#: Tenants whose accounts are shown.
+_TENANTS_SHOWN: Final = 64
 
 
 class Store:
@@ -71,12 +74,13 @@ class Store:
         progress: Progress | None = None,
         outliving: Outliving | None = None,
         living: Living | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
 
         *progress* is told how far a rebuild of the index is. *outliving* is what a server that
         takes the mount over gets. This one takes it over if there are *living* handles: then
-        *outliving* is what the last one left.
+        *outliving* is what the last one left. Without *accounts* each uid is a tenant.
         """
         calls = syscalls if syscalls is not None else Syscalls()
         rows_max = undurable_rows_max(settings)
@@ -86,7 +90,10 @@ class Store:
         self.done = begun.done
         recovered, self._kept = begun.recovered, begun.kept
         self.pool = pool = Pool(
-            *(device, settings, kernel, outliving, recovered.at), syscalls=calls, clock_ns=clock_ns
+            *(device, settings, kernel, outliving, recovered.at),
+            Accounts() if accounts is None else accounts,
+            syscalls=calls,
+            clock_ns=clock_ns,
         )
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
@@ -312,6 +319,7 @@ class Store:
             "together": unit_figures(self.pool, self.reclaim.units),
             "hints": hint_figures(self.pool),
             "held_by": self.pool.figures.held.shown(),
+            "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),

@@ -14,6 +14,7 @@ import os
 import resource
 from typing import Final
 
+from kvfs.core.account import Tenants, ranges_in
 from kvfs.core.errors import ToolMissing
 from kvfs.core.settings import OPEN_FILES_MIN, Settings
 from kvfs.storage.syscalls import LIBC
@@ -170,6 +171,25 @@ def open_files_limit() -> int:
 def watched_max() -> int:
     """Return how many processes may be watched; each costs two descriptors, one for a thread."""
     return int(open_files_limit() * _WATCHED)
+
+
+def tenants_of(settings: Settings) -> Tenants:
+    """Return who shares what users may have, by the setting ``subuid_file``.
+
+    Users are looked up in /etc/passwd alone: a directory service could keep a start waiting.
+    """
+    rows = [line.split(":") for line in _text_of("/etc/passwd").splitlines()]
+    users = {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdecimal()}
+    return Tenants(ranges_in(_text_of(settings.subuid_file), users))
+
+
+def _text_of(path: str) -> str:
+    """Return the text of *path*; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def ready_max(wanted: int) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from kvfs.core.account import Accounts
 from kvfs.core.drives import DriveTurns
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
@@ -63,12 +64,15 @@ class Pool:
         kernel: Kernel,
         outliving: Outliving,
         index_at: IndexAt,
+        accounts: Accounts,
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the index *index_at*, and extents of *device*; *outliving* is for the next server.
+
+        What each tenant takes is counted in *accounts*.
 
         Raises IndexDamaged, FormatUnknown, OSError.
         """
@@ -93,16 +97,16 @@ class Pool:
             self.at_hand = ExtentsAtHand(self.extents, self.background, self.syscalls)
             self.space = space_parts(
                 *(device, settings, self.counters, self.numbers, self.extents),
-                *(self.background, self.syscalls),
+                *(self.background, self.syscalls, accounts),
             )
             self.open = self._open_parts()
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
-                self.index,
-                settings,
-                self.space.taken,
-                *(self.monotonic_s, self.clock_ns, self.rules.heat, self.age_ns),
+                *(self.index, settings, self.space.taken, accounts.stored, self.monotonic_s),
+                self.clock_ns,
+                self.rules.heat,
+                self.age_ns,
                 EvictedNames(outliving.evicted.words),
             )
             self.departures = self._departures()
@@ -237,7 +241,11 @@ class Pool:
         settings, device = self.settings, self.device
         makers = Processes(settings.file_servers)
         stack.callback(makers.close)
-        shares = LeaseShares(self._leases_end_bytes, lambda: self.space.taken.usable_bytes)
+        accounts = self.space.accounts
+        shares = LeaseShares(
+            *(accounts.tenants, accounts.leased),
+            *(self._leases_end_bytes, lambda: self.space.taken.usable_bytes),
+        )
         leases = Leases(
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
         )
@@ -252,8 +260,8 @@ class Pool:
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), heat.seen_ns)
         #: The clock for ages, which never steps (ns; age_clock.py).
         self.age_ns = self.age_clock.now_ns
-        policies, pins = Policies(self.index, settings.policies), Pins(self.index)
-        hints = Hints(heat)
+        policies, hints = Policies(self.index, settings.policies), Hints(heat)
+        pins = Pins(self.index, accounts.pinned)
         ranks = Ranks(
             *(self.index, heat, policies, pins, hints, shares),
             *(self.space.bounds, self.empty_names_too_many),

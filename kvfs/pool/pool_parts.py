@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from kvfs.core.account import Accounts
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
 from kvfs.core.records import Counters
@@ -38,6 +39,7 @@ class SpaceParts:
     headroom: Headroom
     bounds: StayBounds
     device_room: DeviceRoom
+    accounts: Accounts
     node_shares: NodeShares
     unlink_queue: UnlinkQueue
     strays: Strays
@@ -51,6 +53,7 @@ def space_parts(
     extents: Extents,
     background: Background,
     syscalls: Syscalls,
+    accounts: Accounts,
 ) -> SpaceParts:
     """Return the first group: all others count in it. Raises OSError."""
     capacity_bytes = settings.capacity_bytes or device.capacity_bytes
@@ -72,7 +75,8 @@ def space_parts(
             pin_share=settings.pin_share,
         ),
         device_room=DeviceRoom(taken, device.free_bytes),
-        node_shares=NodeShares(numbers.is_new),
+        accounts=accounts,
+        node_shares=NodeShares(numbers.is_new, accounts.names),
         unlink_queue=unlink_queue,
         strays=strays,
     )

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from kvfs.core.account import Accounts
 from kvfs.core.errors import ServeFailed, ToolMissing
 from kvfs.core.settings import Settings
 from kvfs.core.types import BackingId, InodeNo
@@ -19,6 +20,7 @@ from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
 from kvfs.machine.hardware import DEFAULT_REQUEST_TIMEOUT, sysctl
 from kvfs.machine.mount_table import FUSE_DEVICE
+from kvfs.machine.process_limits import tenants_of
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Kernel
 from mount.files.data_path import (
@@ -186,11 +188,19 @@ def open_port(
             f"{FUSE_DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
         ) from error
     try:
-        shares = OpenShares(settings.open_files_user_share, settings.ready_extents_max)
+        accounts = Accounts(tenants_of(settings))
+        share = settings.open_files_user_share
+        shares = OpenShares(accounts.open_files, share, settings.ready_extents_max)
         handles = Handles(of.handles_fd, shares)
         living = handles.living() if of.takes_over else None
         start = functools.partial(
-            Store, device, settings, progress=progress, outliving=of.outliving, living=living
+            Store,
+            device,
+            settings,
+            progress=progress,
+            outliving=of.outliving,
+            living=living,
+            accounts=accounts,
         )
         noted = of.notes.get(_INIT_NOTE) if of.takes_over else None
         agreed_before = None if noted is None else Agreed(*noted)

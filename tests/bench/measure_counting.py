@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
+from kvfs.core.account import Accounts
 from kvfs.core.types import ROOT_INODE, BackingId
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.pool_change import Followers
@@ -101,7 +102,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         lambda: stores(cast("CacheFigures", Uncounted()), uncounted),
         rounds,
     )
-    handles = Handles(os.memfd_create("handles"), OpenShares(0.5))
+    handles = Handles(os.memfd_create("handles"), OpenShares(Accounts().open_files, 0.5))
     readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served)
     ino = engine.namespace.lookup(ROOT_INODE, b"1.data")
     handle = handles.open(HandleKind.READER, 0, engine.blocks.open_to_read(ino), NO_BACKING)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvfs.core.account import Accounts
 from kvfs.core.errors import NoSpace, NotFound
 from kvfs.core.index_room import NodeShares, bound_bytes, names_too_many, unevictable_bytes
 from kvfs.core.inode_rules import blank_record
@@ -75,7 +76,7 @@ def test_no_user_takes_the_index_from_the_blocks(kind: str) -> None:
 
 
 def test_over_the_bound_only_who_has_an_equal_share_is_refused() -> None:
-    shares = NodeShares(lambda _: True)
+    shares = NodeShares(lambda _: True, Accounts().names)
     shares.set_attributes(InodeNo(5), owned_by(USER), 20 * MIB)
     shares.set_attributes(InodeNo(6), owned_by(OTHER), 2 * MIB)
     for refused, everyones_bytes in (((), 16), ((USER,), 17), ((USER, OTHER, THIRD), 34)):

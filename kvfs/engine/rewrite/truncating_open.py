@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from kvfs.core.account import Taken
 from kvfs.core.errors import KvfsError, NoSpace, NotFound
 from kvfs.core.inode_rules import new_record
 from kvfs.core.lifecycle import UNFINISHED
@@ -60,27 +61,26 @@ class ReadOn:
         """Count *ino*, a block of user *uid* that has just lost its name to a new version."""
         self._owners[ino] = uid
 
-    def held_bytes(self, own: Mapping[OpenInode, int]) -> dict[int, int]:
+    def held(self, own: Mapping[OpenInode, int]) -> Taken:
         """Return the bytes that old versions hold for readers, by owner.
 
         *own* counts the handles by which this process itself keeps some of them open.
         """
-        pool, held = self._pool, dict[int, int]()
+        pool, held = self._pool, Taken(self._pool.space.accounts.tenants)
         for ino, uid in list(self._owners.items()):
             opened = pool.open.inodes.get(ino)
             if opened is not None and opened.gone is not None:
                 if opened.readers > own.get(opened, 0):
-                    held[uid] = held.get(uid, 0) + opened.allocated_bytes
+                    held.count(uid, opened.allocated_bytes)
             elif ino not in pool.departures.removed:  # which can be opened for a moment
                 del self._owners[ino]
         return held
 
     def is_over(self, uid: int, own: Mapping[OpenInode, int]) -> bool:
         """Whether all old versions hold more than they may, and *uid*'s more than an equal part."""
-        held = self.held_bytes(own)
-        pool = self._pool
-        bound_bytes = pool.settings.old_versions_share * pool.space.taken.usable_bytes
-        return sum(held.values()) > bound_bytes and held.get(uid, 0) > bound_bytes / len(held)
+        held, pool = self.held(own), self._pool
+        bound_bytes = int(pool.settings.old_versions_share * pool.space.taken.usable_bytes)
+        return held.total > bound_bytes and held.has_its_part(uid, bound_bytes)
 
 
 class TruncatingOpens:
@@ -315,7 +315,7 @@ class TruncatingOpens:
     @property
     def old_version_bytes(self) -> int:
         """Bytes that readers keep of old versions of rewritten blocks."""
-        return sum(self._read_on.held_bytes(self._own_handles()).values())
+        return self._read_on.held(self._own_handles()).total
 
     def _own_handles(self) -> Counter[OpenInode]:
         """Return the inodes that the tables here have open, and how often each."""

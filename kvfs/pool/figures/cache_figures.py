@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final
 
+from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.latency import RecentLatency
@@ -182,6 +183,7 @@ class CacheFigures:
         index: Index,
         settings: Settings,
         space: Space,
+        stored: Taken,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
         heat: Heat,
@@ -190,7 +192,8 @@ class CacheFigures:
     ) -> None:
         """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*.
 
-        *evicted*: the names that this server, and the last one, evicted.
+        *stored*: the bytes of blocks by tenant, counted here. *evicted*: the names that this
+        server, and the last one, evicted.
         """
         self._heat: Final = heat
         self._age_ns: Final = age_ns
@@ -199,7 +202,7 @@ class CacheFigures:
         self._started_s: Final = monotonic_s()
         folders, names_max = Folders(index), settings.cache_directories_max
         self.tallies: Final = Tallies(index, folders, names_max)
-        self.held: Final = HeldByModel(folders, names_max)
+        self.held: Final = HeldByModel(folders, names_max, stored)
         self.reuse: Final = ReuseWatch(space.capacity_bytes, evicted)
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: The times from CREATE until a block is stored.

@@ -1,4 +1,4 @@
-"""How much each program and model holds now, as names tell it; and the directories above a block.
+"""How much each program and model holds now, by names, and each tenant; what is above a block.
 
 What was there before the start is counted by the scan of the index, in the order of inode numbers.
 Until it has reached one of those, changes of it count for nothing. So the figures are exact once
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
 
+from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.model_names import FOLDERS, holder_of, model_of, model_of_folder
@@ -97,11 +98,13 @@ class _Row:
 class HeldByModel:
     """Blocks and bytes by program and model: of up to *names_max*; the rest share one row."""
 
-    follows: Final = frozenset(Why) - {Why.SET, Why.ATTRIBUTED, Why.FOUND}
+    follows: Final = frozenset(Why) - {Why.ATTRIBUTED, Why.FOUND}
 
-    def __init__(self, folders: Folders, names_max: int) -> None:
+    def __init__(self, folders: Folders, names_max: int, stored: Taken) -> None:
+        """Give a row each to *names_max* models. *stored* is counted beside it, by tenant."""
         self._folders: Final = folders
         self._names_max: Final = names_max
+        self._stored: Final = stored
         #: Whether a directory that tells a model was moved: the blocks below it count anew.
         self.outdated = False
         self._last_told = (NO_INODE, b"", False)
@@ -117,6 +120,7 @@ class HeldByModel:
         #: Inodes up to this one are counted.
         self._reached = _NO_INODE_YET
         self._rows: dict[str, _Row] = {UNKNOWN: _Row(), OTHERS: _Row()}
+        self._stored.begin_anew()
         self._forget_last()
 
     def find(self, ino: InodeNo, record: InodeRecord) -> None:
@@ -163,6 +167,7 @@ class HeldByModel:
             self._last_told, self._last = told, self._row_of(record.parent, record.name)
         self._last.blocks += blocks
         self._last.held_bytes += held_bytes
+        self._stored.count(record.uid, held_bytes)
 
     def _row_of(self, parent: InodeNo, name: bytes) -> _Row:
         holder = holder_of(name, self._folders.above(parent).model) or UNKNOWN

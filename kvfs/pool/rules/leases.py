@@ -6,8 +6,8 @@ namespace, an NFS server), the lease ends when the block has not been used for a
 keeps state and maker, so the next server finds the leases again.
 
 So one process that goes on storing could take the whole pool. Above the limit of all leases each
-user has a share of it, and each process of a user a part of that share (``LeaseShares``). Only a
-process over its part, whose user is over the share, is refused: forking gains nothing, and no
+tenant has a share of it, and each process of a tenant a part of that share (``LeaseShares``). Only
+a process over its part, whose tenant is over the share, is refused: forking gains nothing, and no
 process is refused for what another one holds. Blocks stored above the limit (begun before, by other
 processes, under temporary names) get a lease until they fill half of what the limit leaves. After
 that they are published without one.
@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from kvfs.core.account import Taken, TenantId, Tenants
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
@@ -50,16 +51,31 @@ class Lessee(NamedTuple):
 
 
 class LeaseShares:
-    """The bytes that leases hold, by user and process."""
+    """The bytes that leases hold, by tenant and process."""
 
-    def __init__(self, bound_bytes: Callable[[], int], whole_bytes: Callable[[], int]) -> None:
-        """*bound_bytes* returns how much of *whole_bytes*() leases may keep now, 0 or more."""
+    def __init__(
+        self,
+        tenants: Tenants,
+        leased: Taken,
+        bound_bytes: Callable[[], int],
+        whole_bytes: Callable[[], int],
+    ) -> None:
+        """Count in *leased*, and for each process.
+
+        *bound_bytes* returns how much of *whole_bytes*() leases may keep now, 0 or more.
+        """
+        self._tenant_of = tenants.of
+        self._leased = leased
         self._bound_bytes = bound_bytes
         self._whole_bytes = whole_bytes
-        self._by_user: dict[int, dict[Maker, int]] = {}
-        self.held_bytes = 0
+        self._makers: dict[TenantId, dict[Maker, int]] = {}
         #: Stores that were refused.
         self.refused = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What all leases hold together."""
+        return self._leased.total
 
     @property
     def bound_bytes(self) -> int:
@@ -68,13 +84,13 @@ class LeaseShares:
 
     def count(self, uid: int, maker: Maker, change_bytes: int) -> None:
         """Count *change_bytes* more, or less if negative, for *maker* of user *uid*."""
-        self.held_bytes += change_bytes
-        makers = self._by_user.setdefault(uid, {})
+        self._leased.count(uid, change_bytes)
+        makers = self._makers.setdefault(self._tenant_of(uid), {})
         makers[maker] = makers.get(maker, 0) + change_bytes
         if not makers[maker]:
             del makers[maker]
         if not makers:
-            del self._by_user[uid]
+            del self._makers[self._tenant_of(uid)]
 
     def refuses(self, uid: int, maker: Maker) -> bool:
         """Whether the next store of *maker* under a final name is refused."""
@@ -88,25 +104,21 @@ class LeaseShares:
         if lacking_bytes <= 0:
             return True
         # A part of the space beyond the limit.
-        is_over = self._is_user_over(uid, bound_bytes)
+        is_over = self._leased.has_its_part(uid, bound_bytes)
         share = _UNDER_WAY_SHARE if is_over else _OTHERS_SHARE
         return lacking_bytes <= share * (self._whole_bytes() - bound_bytes)
 
-    def _is_user_over(self, uid: int, bound_bytes: int) -> bool:
-        held_bytes = sum(self._by_user.get(uid, {}).values())
-        return held_bytes > 0 and held_bytes >= bound_bytes / len(self._by_user)
-
     def _is_over(self, uid: int, maker: Maker, bound_bytes: int) -> bool:
-        if not self._is_user_over(uid, bound_bytes):
+        if not self._leased.has_its_part(uid, bound_bytes):
             return False
-        makers = self._by_user[uid]
-        part_bytes = bound_bytes / len(self._by_user) / len(makers)
+        makers = self._makers[self._tenant_of(uid)]
+        part_bytes = bound_bytes / len(self._leased.rows()) / len(makers)
         return makers.get(maker, 0) >= max(1, part_bytes)
 
     def most(self) -> Lessee | None:
         """Return the process with the most leases, None if there are none."""
         held: dict[Maker, int] = {}
-        for makers in self._by_user.values():
+        for makers in self._makers.values():
             for maker, size_bytes in makers.items():
                 held[maker] = held.get(maker, 0) + size_bytes
         if not held:

@@ -7,8 +7,9 @@ the pool evictable, since a pool of pins alone is full. ``Pins`` checks it when 
 
 import stat
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.checksum import crc32c
 from kvfs.core.directory_policy import PIN, DirectoryPolicy
@@ -55,6 +56,13 @@ def name_hash(record: InodeRecord) -> int:
     return crc32c(record.name, record.parent & 0xFFFFFFFF)
 
 
+class _Pin(NamedTuple):
+    """A pinned inode: its owner, and what it held when it was pinned."""
+
+    uid: int
+    size_bytes: int
+
+
 class Pins:
     """The pins of one pool, by inode."""
 
@@ -62,11 +70,16 @@ class Pins:
         {Why.ATTRIBUTED, Why.REPLACED, Why.REMOVED, Why.LOST, Why.EVICTED, Why.RECONCILED}
     )
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, pinned: Taken) -> None:
+        """Count in *pinned* the allocated bytes under pins when they were set, by owner."""
         self._index = index
-        self._pinned: dict[InodeNo, int] = {}
-        #: Allocated bytes under all pins when they were set; used only for the limit.
-        self.pinned_bytes = 0
+        self._taken = pinned
+        self._pinned: dict[InodeNo, _Pin] = {}
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Allocated bytes under all pins when they were set; used only for the limit."""
+        return self._taken.total
 
     def __contains__(self, ino: InodeNo) -> bool:
         return ino in self._pinned
@@ -83,17 +96,19 @@ class Pins:
             self.drop(ino)
         elif changed.gained.get(PIN) == b"1":
             is_file = not stat.S_ISDIR(record.mode)
-            self.set(ino, record.allocated_bytes if is_file else changed.pinned_bytes)
+            size_bytes = record.allocated_bytes if is_file else changed.pinned_bytes
+            self.set(ino, record.uid, size_bytes)
         elif PIN in changed.lost:
             self.drop(ino)
 
     def held_bytes(self, ino: InodeNo) -> int | None:
         """Return the bytes that *ino* held when it was pinned; None if it is not pinned."""
-        return self._pinned.get(ino)
+        pin = self._pinned.get(ino)
+        return None if pin is None else pin.size_bytes
 
     def rows(self) -> list[tuple[InodeNo, int]]:
         """Return the pinned inodes, with the bytes that each held when it was pinned."""
-        return list(self._pinned.items())
+        return [(ino, pin.size_bytes) for ino, pin in self._pinned.items()]
 
     def count(self, ino: InodeNo, record: InodeRecord, kept_bytes: int, limit_bytes: int) -> int:
         """Return how many bytes a pin of *ino* would keep; all others keep *kept_bytes*.
@@ -112,38 +127,41 @@ class Pins:
             )
         return size_bytes
 
-    def set(self, ino: InodeNo, size_bytes: int) -> None:
-        """Pin *ino*, which holds *size_bytes*."""
-        self.pinned_bytes += size_bytes - self._pinned.get(ino, 0)
-        self._pinned[ino] = size_bytes
+    def set(self, ino: InodeNo, uid: int, size_bytes: int) -> None:
+        """Pin *ino* of user *uid*, which holds *size_bytes*."""
+        self.drop(ino)
+        self._taken.count(uid, size_bytes)
+        self._pinned[ino] = _Pin(uid, size_bytes)
 
     def drop(self, ino: InodeNo) -> None:
         """Unpin *ino*, if it was pinned."""
-        self.pinned_bytes -= self._pinned.pop(ino, 0)
+        pin = self._pinned.pop(ino, None)
+        if pin is not None:
+            self._taken.count(pin.uid, -pin.size_bytes)
 
     def move(self, ino: InodeNo, fresh: InodeNo) -> None:
         """Move the pin of *ino*, if it has one, to *fresh*, with the same bytes."""
-        size_bytes = self._pinned.get(ino)
-        if size_bytes is not None:
+        pin = self._pinned.get(ino)
+        if pin is not None:
             self.drop(ino)
-            self.set(fresh, size_bytes)
+            self.set(fresh, *pin)
 
     def learn(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
         """Take over a pin from the index; it is in force at once.
 
         Its bytes are counted in steps, one for each item of the iterator.
         """
-        self.set(ino, 0)
+        self.set(ino, record.uid, 0)
         return self.recount(ino, record)
 
     def recount(self, ino: InodeNo, record: InodeRecord) -> Iterator[None]:
         """Count the bytes of *ino* again, a step for each item of the iterator."""
         if ino in self._pinned:
-            self.set(ino, 0)
+            self.set(ino, record.uid, 0)
         for held_bytes, _ in self._count(ino, record):
             if ino not in self._pinned:  # unpinned meanwhile
                 return
-            self.set(ino, held_bytes)
+            self.set(ino, record.uid, held_bytes)
             yield
 
     def _held(self, ino: InodeNo, record: InodeRecord) -> tuple[int, bool]:

@@ -29,6 +29,7 @@ ANY_KEY: Final = {
     "cache.models": "MODEL",
     "cache.tier_behind.ages": "AGE",
     "held_by": "HOLDER",
+    "tenants": "UID",
 }
 OF_PASSTHROUGH: Final = {"backing_ids_open", "backing_ids_cached"}
 OF_A_LOST_DEVICE: Final = {"device_lost"}

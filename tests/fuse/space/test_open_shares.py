@@ -27,16 +27,18 @@ FILES: Final = 1024
 CLIENTS: Final = 128
 SHARE: Final = 0.1
 HALF: Final = 0.5
+SUB_UIDS: Final = range(100_000, 165_536)
 CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 FEW_FILES: Final = ("sh", "-c", f'ulimit -S -n {FILES}; exec "$@"', "sh")
 
 
 @contextlib.contextmanager
-def mounted_with_few(data_path: str, share: float) -> Iterator[Mounted]:
+def mounted_with_few(data_path: str, share: float, *more: str) -> Iterator[Mounted]:
     """A mount whose server may have 1024 files open, each user *share* of what is for clients."""
     skip_without_mounts()
     flags = (f"--data-path={data_path}", "--set", f"open_files_max={FILES}")
-    flags += ("--set", f"open_files_user_share={share}")
+    for setting in (f"open_files_user_share={share}", *more):
+        flags += ("--set", setting)
     with workplace("disk") as directory, workplace() as source:
         (source / "pool").mkdir()
         with Mounted(source / "pool", directory / "kv", *flags, prefix=FEW_FILES) as mount:
@@ -201,3 +203,20 @@ def without_descriptors(pid: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_a_range_of_sub_uids_is_one_tenant(tmp_path: Path) -> None:
+    """[open-shares] However many uids a user's containers run as, they have one user's share."""
+    subuid = tmp_path / "subuid"
+    subuid.write_text(f"{NOBODY}:{SUB_UIDS[0]}:{len(SUB_UIDS)}\n")
+    mounted = mounted_with_few("daemon", SHARE, f"subuid_file={subuid}")
+    with mounted as mount, contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(Caller(uid, uid)) for uid in SUB_UIDS[:4]]
+        taken = [open_until_refused(one, mount.path / f"crowd-{one.uid}") for one in crowd]
+        assert [code for _, code in taken] == [errno.EMFILE] * 4
+        assert [len(held) for held, _ in taken] == [int(CLIENTS * SHARE), 0, 0, 0]
+        owner, other = (stack.enter_context(Caller(uid, uid)) for uid in (NOBODY, OTHER))
+        assert not may_create(owner, mount.path / "of-owner")
+        assert may_create(other, mount.path / "of-other")
+        account = mount.status()["tenants"][str(NOBODY)]
+        assert account["open_files"] == int(CLIENTS * SHARE)

@@ -59,7 +59,7 @@ class Looks:
     pins = At(lambda engine: engine.pool.rules.pins.rows)
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
-    node_bytes = At(lambda engine: engine.pool.space.node_shares.held_bytes)
+    node_bytes = At(lambda engine: engine.pool.space.accounts.names.by)
     held_by = At(lambda engine: engine.pool.figures.held.shown)
     usual_bytes = At(lambda engine: engine.pool.open.ready.forecast.usual_bytes)
 
