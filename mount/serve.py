@@ -238,7 +238,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 late = Late(nursery, reply, aside, self.files.asks.at_hand)
                 if self._of.takes_over:
                     self._take_over_requests(late)
-                exotic = RawRequests(self.store, self.port.handles, self.files.room, late)
+                exotic = RawRequests(self.files, late)
                 self.channel.serve(exotic.answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
@@ -289,10 +289,10 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         nursery.start_soon(self._supervision.listen)
 
     async def _run_due(self) -> None:
-        root = self.store.namespace.directory(ROOT_INODE)
-        changed = -1
+        root, changed = self.store.namespace.directory(ROOT_INODE), -1
         while True:
             self.store.run_due()
+            self.port.held.run_due(self.store.watch)
             if self.store.device_watch.lost:
                 self._go_on_without_device(root)
                 return

@@ -54,6 +54,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "together": "units (evict=together)",
         "held_by": "held by models",
         "tenants": "tenants, by uid",
+        "held_refused": "refused: a tenant held its share",
         "open_bytes": "open",
         "old_version_bytes": "old versions that are read",
         "open_by": "open by",

@@ -6,6 +6,7 @@ without a number here, is a tenant of its own.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NewType
 
@@ -14,6 +15,12 @@ TenantId = NewType("TenantId", int)
 ROOT: Final = TenantId(0)
 #: (uid_t)-1 is no user (chown(2)); no number of a user is higher.
 _UID_END: Final = (1 << 32) - 1
+#: Uids whose tenant is remembered: a range may have millions.
+_UIDS_MAX: Final = 4096
+#: Half of what a tenant has stored once, and no longer, is forgotten in this time; and all of it
+#: once it is less than a tenant has that only tries whether it may store.
+_FORGOTTEN_S: Final = 600.0
+_NOTHING_BYTES: Final = 64 << 10
 
 
 class UidRange(NamedTuple):
@@ -44,44 +51,42 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-class Tenants:
-    """Which tenant each uid belongs to."""
+class Tenants(dict[int, TenantId]):
+    """The tenant of each uid that was asked for: ``tenants[uid]``."""
 
     def __init__(self, ranges: Iterable[UidRange] = ()) -> None:
         """Of two *ranges* that have a uid in common the one that begins higher has it."""
+        super().__init__()
         self._ranges: Final = sorted(ranges)
         self._firsts: Final = [each.first for each in self._ranges]
 
-    def of(self, uid: int) -> TenantId:
-        """Return the tenant that *uid* belongs to."""
+    def __missing__(self, uid: int) -> TenantId:
+        """Find out which tenant *uid* belongs to."""
+        if len(self) >= _UIDS_MAX:
+            self.clear()
         at = bisect_right(self._firsts, uid)
-        if at and uid < self._ranges[at - 1].end:
-            return self._ranges[at - 1].tenant
-        return TenantId(uid)
+        belongs = at > 0 and uid < self._ranges[at - 1].end
+        self[uid] = tenant = self._ranges[at - 1].tenant if belongs else TenantId(uid)
+        return tenant
 
 
 class Taken:
     """How much of one thing each tenant takes: a column of the accounts."""
 
     def __init__(self, tenants: Tenants) -> None:
-        self._of: Final = tenants.of
-        self._by_tenant: dict[TenantId, int] = {}
+        self.tenants: Final = tenants
+        self._by_tenant = Counter[TenantId]()
         #: What all tenants take together.
         self.total = 0
 
     def count(self, uid: int, change: int) -> None:
         """Count *change* more, or less if negative, for the tenant of *uid*."""
-        tenant = self._of(uid)
         self.total += change
-        taken = self._by_tenant.get(tenant, 0) + change
-        if taken > 0:
-            self._by_tenant[tenant] = taken
-        else:
-            self._by_tenant.pop(tenant, None)
+        self._by_tenant[self.tenants[uid]] += change
 
     def by(self, uid: int) -> int:
         """Return what the tenant of *uid* takes."""
-        return self._by_tenant.get(self._of(uid), 0)
+        return max(0, self._by_tenant[self.tenants[uid]])
 
     def has_its_part(self, uid: int, bound: int) -> bool:
         """Whether the tenant of *uid* takes an equal part of *bound* or more.
@@ -89,11 +94,11 @@ class Taken:
         It is the part of each tenant that takes some: what others do not use is lent.
         """
         taken = self.by(uid)
-        return taken > 0 and taken >= bound / len(self._by_tenant)
+        return taken > 0 and taken >= bound / len(self.rows())
 
     def rows(self) -> Mapping[TenantId, int]:
         """Return what each tenant takes that takes some."""
-        return self._by_tenant
+        return {tenant: taken for tenant, taken in self._by_tenant.items() if taken > 0}
 
     def begin_anew(self) -> None:
         """Forget all that was counted."""
@@ -111,6 +116,11 @@ class Accounts:
         self.stored: Final = Taken(self.tenants)
         #: Of these the bytes that are leased (leases.py).
         self.leased: Final = Taken(self.tenants)
+        #: Bytes of slabs of living processes (lifecycle.py).
+        self.slabs: Final = Taken(self.tenants)
+        #: What is kept from eviction, as last counted: leases, slabs and pins, and open files
+        #: (mount/files/held_shares.py).
+        self.held: Final = Taken(self.tenants)
         #: The bytes under pins when they were set (ranks.py), by owner.
         self.pinned: Final = Taken(self.tenants)
         #: Bytes of names and attributes that are never evicted; root's are not counted.
@@ -122,7 +132,9 @@ class Accounts:
         """Return the accounts of the *most* tenants that store most, by uid, JSON-ready."""
         columns = {
             "stored_bytes": self.stored.rows(),
+            "held_bytes": self.held.rows(),
             "leased_bytes": self.leased.rows(),
+            "slab_bytes": self.slabs.rows(),
             "pinned_bytes": self.pinned.rows(),
             "names_bytes": self.names.rows(),
             "open_files": self.open_files.rows(),
@@ -135,3 +147,35 @@ class Accounts:
             str(tenant): {name: rows.get(tenant, 0) for name, rows in columns.items()}
             for tenant in tenants[:most]
         }
+
+
+class StoredLately:
+    """The most that each tenant has stored of late; who evicts it must not hold its room then."""
+
+    def __init__(self, stored: Taken) -> None:
+        self._stored: Final = stored
+        self._most: dict[TenantId, float] = {}
+        self._noted_s = 0.0
+
+    def remember(self, now_s: float) -> None:
+        """Take what each has stored now; of what was more, half is forgotten in ten minutes."""
+        kept = 0.5 ** ((now_s - self._noted_s) / _FORGOTTEN_S)
+        self._noted_s = now_s
+        most = {tenant: kept * before for tenant, before in self._most.items()}
+        for tenant, stored in self._stored.rows().items():
+            most[tenant] = max(most.get(tenant, 0.0), stored)
+        self._most = {tenant: each for tenant, each in most.items() if each > _NOTHING_BYTES}
+
+    def bound_bytes(self, uid: int, whole_bytes: int, spare_bytes: int) -> int | None:
+        """Return how much of *whole_bytes* the tenant of *uid* may keep from eviction.
+
+        That is an equal part, and what others have not stored lately of their own equal parts. But
+        *spare_bytes* are left to who has stored less. None if nobody else has stored anything.
+        """
+        own = self._stored.tenants[uid]
+        others = [most for tenant, most in self._most.items() if tenant != own]
+        if not others:
+            return None
+        part_bytes = whole_bytes // (1 + len(others))
+        theirs_bytes = sum(min(int(most), part_bytes) for most in others)
+        return max(part_bytes, whole_bytes - max(theirs_bytes, spare_bytes))

@@ -120,6 +120,10 @@ class TooLarge(KvfsError):
     """An offset beyond what a file can hold (EFBIG)."""
 
 
+class OverShare(KvfsError):
+    """A tenant keeps more of the pool from eviction than its share (EDQUOT)."""
+
+
 class TooManyOpen(KvfsError):
     """One user has as many of the server's descriptors open as a user may (EMFILE)."""
 

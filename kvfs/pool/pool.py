@@ -243,8 +243,7 @@ class Pool:
         stack.callback(makers.close)
         accounts = self.space.accounts
         shares = LeaseShares(
-            *(accounts.tenants, accounts.leased),
-            *(self._leases_end_bytes, lambda: self.space.taken.usable_bytes),
+            accounts, self._leases_end_bytes, lambda: self.space.taken.usable_bytes
         )
         leases = Leases(
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot

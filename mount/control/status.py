@@ -33,6 +33,7 @@ def describe(mount: Parts) -> dict[str, Any]:
     """Return the figures of one mount, JSON-ready; sizes in bytes."""
     channel, path = mount.channel, mount.port.path
     mount.store.blocks.last_closes.settle()
+    mount.files.held.count_anew()
     return {
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,
@@ -69,6 +70,7 @@ def describe(mount: Parts) -> dict[str, Any]:
             "skipped": mount.port.invalidations.skipped,
             "queued": mount.port.invalidations.backlog,
         },
+        "held_refused": mount.files.held.refused,
         "open_handles": len(mount.files.handles),
         "server_read_bytes": mount.files.asked_bytes,
         "request_times": {

@@ -1,4 +1,4 @@
-"""Who makes the request that is being handled, and the two permission checks that kvfs makes.
+"""Who makes the request that is being handled, who pays for it, and the two permission checks here.
 
 Where mounts may be id-mapped most requests name no user (fuse_get_req(), fs/fuse/dev.c). Those that
 make something name the owner it will have, and that is root, if the mount says so. So there the
@@ -17,6 +17,8 @@ from typing import Final, NamedTuple, Protocol
 from kvfs.core.types import InodeRecord
 from kvfs.machine.process_ends import file_ids_in, status_of
 from kvfs.machine.processes import OVERFLOW_UID, UNKNOWN_UID, Processes
+from mount.files.handles import Handle, Handles
+from mount.files.held_shares import HeldShares
 from mount.files.kernel_port import KernelPort
 from mount.fuse.channel import Requester
 
@@ -84,6 +86,50 @@ class Callers:
         """Return the user of thread *tid*; all that are unknown have one share together."""
         uid = self._makers.uid_of(tid)
         return OVERFLOW_UID if uid == UNKNOWN_UID else uid
+
+
+class Admission:
+    """Whether the caller of the present request may open one more file, and who pays for it."""
+
+    def __init__(
+        self,
+        held: HeldShares,
+        handles: Handles,
+        callers: Callers,
+        give_up_one: Callable[[], bool],
+    ) -> None:
+        """*give_up_one* closes a handle that is only kept for a next reader; False: none."""
+        self._held: Final = held
+        self._handles: Final = handles
+        self._callers: Final = callers
+        self._give_up_one: Final = give_up_one
+
+    def require_writer(self) -> None:
+        """Raise OverShare or TooManyOpen unless it may open one to write."""
+        payer = self._callers.payer()
+        self._handles.shares.require_one(payer, self._give_up_one)
+        self._held.require(payer)
+
+    def require_reader(self, *, served: bool, costs_one: bool) -> None:
+        """Raise TooManyOpen unless it may open one to read; *costs_one*: a descriptor.
+
+        What is *served* to a file server does not stay (engine/blocks/served.py).
+        """
+        if costs_one:
+            self.require_descriptor()
+        if not served:
+            self._held.require(self._callers.payer(), reads=True)
+
+    def require_descriptor(self) -> None:
+        """Raise TooManyOpen if it has used its share of the descriptors."""
+        self._handles.shares.require_one(self._callers.payer(), self._give_up_one)
+
+    def admit(self, handle: Handle, *, costs_one: bool) -> None:
+        """Charge *handle* to it. Readers share a handle by the user that each request names."""
+        if costs_one:
+            self._handles.charge(handle, self._callers.payer())
+        elif self._callers.are_named:
+            self._handles.hold_for(handle, self._callers.payer())
 
 
 class Credentials(NamedTuple):

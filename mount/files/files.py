@@ -25,7 +25,7 @@ from kvfs.core.types import HandleNo, InodeNo, InodeRecord
 from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import Hand, OpenInode
-from mount.files.callers import Callers, PresentRequest, surely_may_open
+from mount.files.callers import Admission, Callers, PresentRequest, surely_may_open
 from mount.files.device_asks import DeviceAsks
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
@@ -55,7 +55,8 @@ class Files:
         self.request = request
         self._makers = port.store.pool.rules.leases.processes
         self.callers = Callers(request, port, self._makers)
-        self._shares = port.handles.shares
+        self.held = port.held
+        self._admission = Admission(port.held, port.handles, self.callers, self.readers.give_up_one)
         self.about_to_wait = request.about_to_wait
         self.asks = DeviceAsks(
             port.store.pool.background,
@@ -83,7 +84,7 @@ class Files:
             return self._open_to_read(ino, flags)
         # Before anything is changed for it: an O_TRUNC would cost the block its name.
         self.asks.require_device()
-        self._require_share()
+        self._admission.require_writer()
         writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(
             ino,
@@ -98,17 +99,16 @@ class Files:
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
-        readers, request = self.readers, self.request.present.unique
+        readers, (uid, _, _, request) = self.readers, self.request.present
         enter = readers.enter_served if served else readers.enter
-        shared = enter(ino, flags, request)
+        shared = enter(ino, flags, request, uid)
         if shared is not None:
             return shared.handle.fh, shared.grant
-        if self._port.path.holds_readers:
-            self._require_share()
+        self._admission.require_reader(served=served, costs_one=self._port.path.holds_readers)
         self._port.path.prepare(ino)
         opened = self.store.blocks.open_to_read(ino, served=served)
         fh, grant = self._granted(opened, flags, writer=False, served=served)
-        readers.share(self.handles.get(fh), grant)
+        readers.share(self.handles.get(fh), grant, uid)
         return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo, aside: AboutToWait | None = None) -> None:
@@ -157,7 +157,7 @@ class Files:
         roomless: bool = False,
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
-        self._require_share()
+        self._admission.require_writer()
         blocks, maker = self.store.blocks, self.requester()
         opened, record = blocks.create(
             parent,
@@ -253,7 +253,7 @@ class Files:
         try:
             grant = path.grant(opened, writer=writer, asks=asks)
             if not (writer or grant.backing_id or path.holds_readers):  # read by this process
-                self._require_share()
+                self._admission.require_descriptor()
             handle = self.handles.open(
                 kind, flags, opened, grant.backing_id, self.request.present.unique
             )
@@ -268,8 +268,7 @@ class Files:
             blocks.served.opened(opened, writer=writer, passing=bool(grant.backing_id))
         if writer:
             self.handles.note_writer(handle, self.thread(), maker)
-        if writer or not grant.backing_id:
-            self.handles.charge(handle, self.callers.payer())
+        self._admission.admit(handle, costs_one=writer or not grant.backing_id)
         return handle.fh, grant
 
     def own_again(self, handle: Handle, uid: int, tid: int) -> None:
@@ -285,10 +284,6 @@ class Files:
         """Return what *handle* was granted when it was opened."""
         writer = handle.kind is HandleKind.WRITER
         return self._port.path.granted(handle.backing_id, writer=writer)
-
-    def _require_share(self) -> None:
-        """Raise TooManyOpen if the user has used its share of the descriptors."""
-        self._shares.require_one(self.callers.payer(), self.readers.give_up_one)
 
     def release(self, fh: int, request: int | None = None) -> None:
         """Close handle *fh* for *request*, the present one; the last writer publishes.
@@ -337,12 +332,15 @@ class Files:
                 before = closing  # otherwise it is still open whether the earlier one lives
             self.handles.note_close(handle, before)
             self.store.watch.look_at_closing(handle.opened)
+            if handle.opened.taken_unasked:
+                self.held.stop_growth(handle, self.store.watch)
             handle.opened.flush()
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 
     async def find_room_to_begin(self) -> None:
-        """Make space for a new draft, or find that some may come. Raises NoSpace."""
+        """Make space for a new draft, or find that some may come. Raises NoSpace, OverShare."""
+        self.held.require(self.callers.payer())
         await self.room.find_to_begin(self.about_to_wait)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:

@@ -13,7 +13,7 @@ after: the kernel must never know a handle that the table does not.
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -127,6 +127,7 @@ class Handle:
         "fh",
         "flags",
         "flushed",
+        "holder",
         "kind",
         "opened",
         "opens",
@@ -160,6 +161,8 @@ class Handle:
         self.served = False
         #: The user that it is charged to, -1: none (OpenShares).
         self.uid = -1
+        #: The user that keeps its bytes from eviction, -1: it is not known (held_shares.py).
+        self.holder = -1
 
 
 class Handles:
@@ -256,6 +259,11 @@ class Handles:
             self.forget(handle)
         return handle
 
+    def held(self) -> Iterator[Handle]:
+        """Yield the handles that have opens, if it is known who holds them; no file server's."""
+        rows = self._open.values()
+        return (each for each in rows if each.opens and each.holder >= 0 and not each.served)
+
     def inodes(self) -> set[InodeNo]:
         """Return the inodes that have an open handle."""
         return {handle.opened.ino for handle in self._open.values() if handle.opens}
@@ -263,11 +271,15 @@ class Handles:
     # ---- what else a row says ----
 
     def charge(self, handle: Handle, uid: int) -> None:
-        """Charge *handle* to the share of *uid*."""
-        handle.uid = uid
+        """Charge *handle* to the share of *uid*, who holds it."""
+        handle.uid = handle.holder = uid
         self.shares.charge(uid)
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _UID_OFFSET
         _UID.pack_into(self._memory, offset, uid)
+
+    def hold_for(self, handle: Handle, uid: int) -> None:
+        """Note that *uid* keeps the bytes of *handle* from eviction; no row tells of it."""
+        handle.holder = uid
 
     def note_served(self, handle: Handle) -> None:
         """Note that a file server has *handle*."""
@@ -329,7 +341,7 @@ class Handles:
             )
             handle.opens, handle.served = opens, bool(served)
             if uid != _NO_UID:
-                handle.uid = uid
+                handle.uid = handle.holder = uid
                 self.shares.charge(uid)
             if kind == HandleKind.WRITER:
                 handle.tid, _, handle.flushed, handle.closing = _writing(self._memory, slot)

@@ -33,6 +33,7 @@ from mount.files.data_path import (
     without_passthrough,
 )
 from mount.files.handles import Handles, OpenShares, Recalled
+from mount.files.held_shares import HeldShares
 from mount.files.shared_handles import SharedHandles
 from mount.fuse import kernel
 from mount.fuse.init_reply import Features, agree
@@ -90,6 +91,9 @@ class KernelPort:
         self.store = start(self)
         pool, ids_max = self.store.pool, settings.backing_ids_max
         self.readers = SharedHandles(pool, handles, ids_max, self.store.blocks.served)
+        self.held = HeldShares(
+            *(pool.space.accounts, handles, pool.rules.leases, pool.space.taken), pool.monotonic_s
+        )
         self.path: DataPath = DaemonPath()
         if self.choice.passthrough:
             self.path = PassthroughPath(pool, fuse_fd, ids_max, self.readers.give_up_one)

@@ -1,4 +1,4 @@
-"""All readers of a whole block share one handle, which is kept when the last of them closes.
+"""A user's readers of a whole block share one handle, which is kept when the last of them closes.
 
 File servers share another one, because their opens do not keep a block from eviction (served.py).
 
@@ -37,12 +37,15 @@ class Shared:
         "size_bytes",
         "tally",
         "told",
+        "uid",
     )
 
     def __init__(
-        self, handle: Handle, record: InodeRecord, grant: Grant, cache: CacheFigures
+        self, handle: Handle, record: InodeRecord, grant: Grant, cache: CacheFigures, uid: int
     ) -> None:
         self.handle = handle
+        #: The user of the requests that share it, who holds it (held_shares.py).
+        self.uid = uid
         #: Where its loads are counted, and how much each loads.
         self.tally = cache.tally_of(record)
         self.followed = cache.reuse.followed(record)
@@ -104,14 +107,14 @@ class SharedHandles:
             self._loaded,
         )
 
-    def enter(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
-        """Count *request* as a reader on the shared handle of *ino* for open(2) *flags*.
+    def enter(self, ino: InodeNo, flags: int, request: int, uid: int) -> Shared | None:
+        """Count *request* of *uid* as a reader on the shared handle of *ino* for *flags*.
 
-        Returns None if there is no such handle. Raises OSError, and counts nothing, if the index
-        cannot be read.
+        *flags* are those of open(2). Returns None if there is no such handle. Raises OSError, and
+        counts nothing, if the index cannot be read.
         """
         shared = self._shared.get(ino)
-        if shared is None or shared.handle.flags != flags:
+        if shared is None or shared.handle.flags != flags or shared.uid != uid:
             return None
         pool = self._pool
         # Atomic: no checkpoint from the look at the record until the handle is counted.
@@ -122,8 +125,8 @@ class SharedHandles:
         self.forget(ino)
         return None
 
-    def enter_served(self, ino: InodeNo, flags: int, request: int) -> Shared | None:
-        """Do the same for a file server, on the handle that servers share.
+    def enter_served(self, ino: InodeNo, flags: int, request: int, _uid: int) -> Shared | None:
+        """Do the same for a file server, on the handle that servers share, for all their users.
 
         None beyond what servers may have open on passthrough, and while one of them may write.
         """
@@ -164,11 +167,11 @@ class SharedHandles:
         shared.record = record
         return True
 
-    def share(self, handle: Handle, grant: Grant) -> None:
-        """Share *handle*, which a reader has just opened, with the next ones if its block is whole.
+    def share(self, handle: Handle, grant: Grant, uid: int) -> None:
+        """Share *handle*, which *uid* has just opened to read, with its next opens.
 
-        File servers share one with each other. Not if the block has a timed lease (leases.py),
-        which starts anew with each open.
+        Only if its block is whole. File servers share one with each other. Not if the block has a
+        timed lease (leases.py), which starts anew with each open.
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
@@ -184,7 +187,7 @@ class SharedHandles:
         self._leave_table(table, opened.ino)
         if len(table) >= self._most:
             self.forget(next(iter(table)))
-        table[opened.ino] = Shared(handle, record, grant, self._pool.figures)
+        table[opened.ino] = Shared(handle, record, grant, self._pool.figures, uid)
 
     def close(self, handle: Handle, request: int) -> bool:
         """Count one reader of *handle* less; True if there is nothing else to do.

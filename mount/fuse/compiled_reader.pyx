@@ -258,7 +258,8 @@ cdef class CompiledReader:
         reply.length = OUT_HEADER_BYTES
         if opcode == OPEN:
             shared = self._enter(
-                ino, <uint32_t>argument, reply.unique, (<uint32_t *>(request + 32))[0]
+                ino, <uint32_t>argument, reply.unique,
+                (<uint32_t *>(request + 24))[0], (<uint32_t *>(request + 32))[0],
             )
             if shared is None:
                 return False
@@ -279,32 +280,34 @@ cdef class CompiledReader:
     # ---- known readers ----
 
     # As SharedHandles.enter, OpenInodes.enter_again.
-    cdef object _enter(self, uint64_t ino, uint32_t flags, uint64_t unique, uint32_t tid):
+    cdef object _enter(
+        self, uint64_t ino, uint32_t flags, uint64_t unique, uint32_t uid, uint32_t tid
+    ):
         """Count an open; return what is shared, None if others must answer."""
         cdef object number = ino
         cdef PyObject *found
         if tid not in self._others:
             if tid in self._servers:
-                return self._readers.enter_served(number, flags, unique)
+                return self._readers.enter_served(number, flags, unique, uid)
             return None
         found = PyDict_GetItemWithError(self._shared, number)
         if found is NULL:
             return None
         shared = <object>found
         handle = shared.handle
-        if handle.flags != flags:
+        if handle.flags != flags or shared.uid != uid:
             return None
         opened = shared.opened
         # Atomic: no checkpoint, and no other thread, from here until the handle is counted.
         if PyDict_GetItemWithError(self._records, shared.key) != <PyObject *>shared.record:
-            return self._readers.enter(number, flags, unique)
+            return self._readers.enter(number, flags, unique, uid)
         if PyDict_GetItemWithError(self._parked, number) == <PyObject *>opened:
             del self._parked[number]
             self._inodes[number] = opened
         elif (
             PyDict_GetItemWithError(self._inodes, number) != <PyObject *>opened or opened.writers
         ):
-            return self._readers.enter(number, flags, unique)
+            return self._readers.enter(number, flags, unique, uid)
         opened.readers += 1
         # As SharedHandles._count.
         self._touch(ino)

@@ -34,6 +34,7 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoSuchAttribute: errno.ENODATA,
     errors.AttributeTooLarge: errno.E2BIG,
     errors.NoSpace: errno.ENOSPC,
+    errors.OverShare: errno.EDQUOT,
     errors.DeviceSilent: errno.EIO,
     errors.TooLarge: errno.EFBIG,
     errors.BadHandle: errno.EBADF,

@@ -52,9 +52,9 @@ LOADS: Final = OPCODES
 _LOADS_DIVISOR: Final = 5
 _READ_ANEW: Final = frozenset({errno.ENOENT, errno.EINTR})
 
-#: Of struct fuse_in_header opcode, unique, nodeid and pid; and the first eight bytes that follow:
+#: Of struct fuse_in_header opcode, unique, nodeid, uid and pid; and the first eight bytes after it:
 #: fh of struct fuse_release_in, flags and open_flags of struct fuse_open_in.
-_ASKED: Final = struct.Struct("<4xIQQ8xI4xQ")
+_ASKED: Final = struct.Struct("<4xIQQI4xI4xQ")
 _ASKED_BYTES: Final = 48
 assert _ASKED.size == _ASKED_BYTES == IN_HEADER_BYTES + 8
 _FLAGS_MASK: Final = (1 << 32) - 1
@@ -134,10 +134,10 @@ class KnownReaders(Protocol):
     def servers(self) -> Container[int]:
         """Ids of threads that belong to one. Opens by all other threads are not answered here."""
 
-    def enter(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
-        """Count an open of *ino* by *request*; None if that cannot be granted here."""
+    def enter(self, ino: "InodeNo", flags: int, request: int, uid: int, /) -> _Told | None:
+        """Count an open of *ino* by *request* of *uid*; None if that cannot be granted here."""
 
-    def enter_served(self, ino: "InodeNo", flags: int, request: int, /) -> _Told | None:
+    def enter_served(self, ino: "InodeNo", flags: int, request: int, uid: int, /) -> _Told | None:
         """Do the same for a file server."""
 
     def leave(self, ino: "InodeNo", fh: int, request: int, /) -> bool:
@@ -230,7 +230,7 @@ class RequestReader:
                 if self._clock_ns() >= self._turn_ends_ns:
                     self.left = 0  # this request is the turn's last
             size_bytes = os.readv(self._device_fd, self._buffers)
-            code, unique, nodeid, tid, argument = _ASKED.unpack_from(buffer)
+            code, unique, nodeid, uid, tid, argument = _ASKED.unpack_from(buffer)
             self._last_code = code if code < OPCODES else 0
             if readers is None or size_bytes < _ASKED_BYTES:
                 return size_bytes
@@ -239,9 +239,9 @@ class RequestReader:
                 if code == _OPEN:
                     shared = None
                     if tid in others:
-                        shared = readers.enter(nodeid, argument & _FLAGS_MASK, unique)
+                        shared = readers.enter(nodeid, argument & _FLAGS_MASK, unique, uid)
                     elif tid in servers:
-                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK, unique)
+                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK, unique, uid)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told
                         self._last_code = LOADS

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.core.errors import DeadInode, NoSpace, NotAtHand
+from kvfs.core.errors import DeadInode, NoSpace, NotAtHand, OverShare
 from kvfs.core.inode_rules import is_narrowed
 from kvfs.core.types import PAGE_BYTES, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.attributes import NewAttributes
@@ -86,14 +86,16 @@ class Changes:
 
     async def _allocate_length(self, fh: int, size_bytes: int) -> None:
         """Allocate space for open file *fh* before it gets *size_bytes* long, if there is any."""
-        opened = self._files.handles.get(fh).opened
+        handle = self._files.handles.get(fh)
+        opened = handle.opened
         if not opened.writers or opened.fd < 0:
             return
         wanted = self._store.blocks.allocations.claim_length(opened, size_bytes)
         if wanted is not None:
             files = self._files
             # A sparse file needs none yet; any other error will fail the ftruncate, too.
-            with contextlib.suppress(NoSpace, OSError):
+            with contextlib.suppress(NoSpace, OverShare, OSError):
+                files.held.require_growth(handle)
                 await files.room.allocate(opened, wanted, files.about_to_wait)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:

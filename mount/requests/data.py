@@ -12,10 +12,10 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from kvfs.core.errors import NO_SPACE, BadHandle, DeviceSilent, NoSpace, NotAtHand
+from kvfs.core.errors import NO_SPACE, BadHandle, DeviceSilent, NoSpace, NotAtHand, OverShare
 from kvfs.pool.open.open_inodes import OpenInode
 from mount.files.files import Files
-from mount.files.handles import HandleKind
+from mount.files.handles import Handle, HandleKind
 from mount.files.space_wait import DEVICE_TRIES
 from mount.fuse.channel import Answer
 from mount.fuse.late import AboutToWait, Late
@@ -113,18 +113,19 @@ class Transfers:
         fd = self._files.extent_fd(fh)
         handle.opened.begin_transfer()
         try:
-            return await self._write_with_room(handle.opened, fd, offset_bytes, data, about_to_wait)
+            return await self._write_with_room(handle, fd, offset_bytes, data, about_to_wait)
         finally:
             handle.opened.end_transfer()
 
     async def _write_with_room(
         self,
-        opened: OpenInode,
+        handle: Handle,
         fd: int,
         offset_bytes: int,
         data: bytes,
         about_to_wait: AboutToWait | None,
     ) -> int:
+        opened = handle.opened
         allocations = self._store.blocks.allocations
         find_room = functools.partial(
             self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
@@ -133,12 +134,13 @@ class Transfers:
         growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
         if growth_bytes:
             try:
+                self._files.held.require_growth(handle)
                 await find_room(growth_bytes)
                 if await self._reserve_late(opened, fd, growth_bytes, about_to_wait):
                     growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
                     if growth_bytes:
                         await find_room(growth_bytes)
-            except NoSpace:
+            except (NoSpace, OverShare):
                 self._spoil(opened)
                 raise
         whole = memoryview(data)
@@ -183,6 +185,7 @@ class Transfers:
                 if allocator.late_reserve_bytes(opened, growth_bytes):
                     return False  # that allocation takes too long for this thread
                 # No await from here to the account of what was allocated.
+                self._files.held.require_growth(handle)
                 allocator.require_space(growth_bytes)
                 if aside and pool.device.fs_type == "xfs":
                     return False  # it allocates before it writes
@@ -192,7 +195,7 @@ class Transfers:
                 # would refuse to wait. It is done first, and is short: an unlink takes longer.
                 pool.syscalls.utime(fd)
             written_bytes = pool.syscalls.pwritev(fd, [data], offset_bytes, os.RWF_NOWAIT)
-        except (NoSpace, NotAtHand):
+        except (NoSpace, NotAtHand, OverShare):
             return False  # ``write`` waits if that is worth it
         except OSError as error:
             self._writes_at_once = error.errno != errno.EOPNOTSUPP

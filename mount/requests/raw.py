@@ -14,11 +14,9 @@ from kvfs.core.errors import NotAtHand
 from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
-from kvfs.engine.store import Store
-from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
-from mount.files.handles import HandleKind, Handles
-from mount.files.space_wait import SpaceQueue
+from mount.files.files import Files
+from mount.files.handles import Handle, HandleKind
 from mount.fuse.channel import Answer
 from mount.fuse.late import Late
 from mount.fuse.wire import (
@@ -89,10 +87,11 @@ class RawRequests:
     If one raises an exception, the channel answers with its errno.
     """
 
-    def __init__(self, store: Store, handles: Handles, room: SpaceQueue, late: Late) -> None:
-        self._store = store
-        self._room = room
-        self._handles = handles
+    def __init__(self, files: Files, late: Late) -> None:
+        self._store = files.store
+        self._held = files.held
+        self._room = files.room
+        self._handles = files.handles
         self._late = late
 
     def answers(self) -> dict[int, Answer]:
@@ -118,15 +117,16 @@ class RawRequests:
         if mode not in _FALLOCATE_MODES:
             return error_reply(unique, errno.EOPNOTSUPP)
         return self._late.answer(
-            unique, lambda: self._allocate(handle.opened, mode, offset_bytes, length_bytes)
+            unique, lambda: self._allocate(handle, mode, offset_bytes, length_bytes)
         )
 
     async def _allocate(
-        self, opened: OpenInode, mode: int, offset_bytes: int, length_bytes: int
+        self, handle: Handle, mode: int, offset_bytes: int, length_bytes: int
     ) -> bytes:
         wanted = AllocationRequest(mode, offset_bytes, length_bytes)
         wait = self._late.about_to_wait
-        await self._room.allocate(opened, wanted, wait)
+        self._held.require_growth(handle)
+        await self._room.allocate(handle.opened, wanted, wait)
         return b""
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

@@ -4,9 +4,19 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.account import ROOT, Accounts, Taken, TenantId, Tenants, UidRange, ranges_in
+from kvfs.core.account import (
+    ROOT,
+    Accounts,
+    StoredLately,
+    Taken,
+    TenantId,
+    Tenants,
+    UidRange,
+    ranges_in,
+)
 
 ALICE, BOB = TenantId(1000), TenantId(1001)
+MIB: Final = 1 << 20
 SUBUID: Final = """
 alice:100000:65536
 1001:200000:65536
@@ -43,7 +53,7 @@ def tenants() -> Tenants:
     ],
 )
 def test_a_range_is_its_owner_and_that_of_root_is_not_root(uid: int, tenant: int) -> None:
-    assert tenants().of(uid) == tenant
+    assert tenants()[uid] == tenant
 
 
 def test_lines_that_are_none_are_left_out() -> None:
@@ -52,7 +62,7 @@ def test_lines_that_are_none_are_left_out() -> None:
 
 def test_of_ranges_that_overlap_the_higher_one_has_what_is_common() -> None:
     both = Tenants([UidRange(15, 20, BOB), UidRange(10, 30, ALICE)])
-    assert [both.of(uid) for uid in (10, 15, 19)] == [ALICE, BOB, BOB]
+    assert [both[uid] for uid in (10, 15, 19)] == [ALICE, BOB, BOB]
 
 
 def test_a_crowd_of_sub_uids_takes_together_what_one_user_may() -> None:
@@ -86,3 +96,52 @@ def test_the_accounts_are_shown_by_uid_and_who_stores_most_comes_first() -> None
     assert list(shown) == ["1000", "1001"]
     assert shown["1000"]["stored_bytes"] == 7
     assert accounts.shown(3)["0"]["open_files"] == 1
+
+
+def lately(*stored: tuple[int, int]) -> StoredLately:
+    taken = Taken(tenants())
+    made = StoredLately(taken)
+    for uid, size_bytes in stored:
+        taken.count(uid, size_bytes * MIB)
+    made.remember(0.0)
+    taken.begin_anew()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("stored", "bound"),
+    [
+        ((), None),
+        (((ALICE, 900),), None),
+        (((100_000, 900),), None),
+        (((BOB, 300),), 700),
+        (((BOB, 900),), 500),
+        (((BOB, 1),), 940),
+        (((ALICE, 900), (BOB, 300)), 700),
+        (((BOB, 900), (0, 900)), 334),
+        (((BOB, 100), (0, 900)), 567),
+    ],
+)
+def test_who_may_hold_how_much_of_1000(
+    stored: tuple[tuple[int, int], ...], bound: int | None
+) -> None:
+    """An equal part, and what others have not stored of theirs, but for 60."""
+    told = lately(*stored).bound_bytes(ALICE, 1000 * MIB, 60 * MIB)
+    assert told == bound if told is None else round(told / MIB) in (bound, (bound or 0) - 1)
+
+
+def test_what_was_stored_and_evicted_is_forgotten_by_and_by() -> None:
+    made = lately((BOB, 400))
+    bounds = []
+    for now_s in (0.0, 600.0, 1200.0, 36_000.0):
+        made.remember(now_s)
+        bounds.append(made.bound_bytes(ALICE, 1000 * MIB, 60 * MIB))
+    assert bounds == [600 * MIB, 800 * MIB, 900 * MIB, None]
+
+
+def test_a_crowd_of_uids_costs_bounded_memory() -> None:
+    """A range may have millions, and whoever may use it can show each of them."""
+    known = tenants()
+    for uid in range(100_000, 165_536):
+        assert known[uid] == ALICE
+    assert len(known) <= 4096

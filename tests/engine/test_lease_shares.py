@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvfs.core.account import Taken, Tenants
+from kvfs.core.account import Accounts
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.rules.leases import LeaseShares, Lessee
 
@@ -12,7 +12,7 @@ CAPACITY, BOUND = 1000, 800
 
 
 def shares(*held: tuple[int, Maker, int], bound: Callable[[], int] = lambda: BOUND) -> LeaseShares:
-    made = LeaseShares(Tenants(), Taken(Tenants()), bound, lambda: CAPACITY)
+    made = LeaseShares(Accounts(), bound, lambda: CAPACITY)
     for uid, maker, size_bytes in held:
         made.count(uid, maker, size_bytes)
     return made

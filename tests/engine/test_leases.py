@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.core.account import Accounts, Tenants
+from kvfs.core.account import Accounts
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord, Sequence
 from kvfs.machine.processes import NOBODY, Maker
@@ -20,7 +20,7 @@ class Table:
 
     def __init__(self) -> None:
         self.lives = Lives()
-        shares = LeaseShares(Tenants(), Accounts().leased, lambda: MIB, lambda: MIB)
+        shares = LeaseShares(Accounts(), lambda: MIB, lambda: MIB)
         self.leases = Leases(self.lives, LEASE_S, shares, lambda: 0.0, same_boot=True)
         self.settled: list[InodeNo] = []
         self.refused: set[InodeNo] = set()

@@ -93,23 +93,27 @@ class OverrunWatch:
     def _stop_some(self, written: list[OpenInode]) -> None:
         """Stop drafts, those that grew most first, until the pool is within its space."""
         space = self._pool.space.taken
-        growing = [
-            opened
-            for opened in written
-            if opened.taken_unasked > 0 and not opened.overrun and self._may_be_stopped(opened)
-        ]
+        growing = [opened for opened in written if opened.taken_unasked > 0]
         growing.sort(key=lambda opened: (opened.outgrown, opened.taken_unasked), reverse=True)
         for opened in growing:
             if not space.overstepped_bytes:
                 return
-            _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
-            opened.outrun()
-            self._pool.open.notes.writing(opened)
-            self.overruns += 1
-            lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
-            space.lacking_bytes -= min(space.lacking_bytes, lacking)
-            opened.is_stopped()
-            self._growth.empty(opened)
+            self.stop(opened)
+
+    def stop(self, opened: OpenInode) -> bool:
+        """Free the bytes of *opened*, whose close is ENOSPC; False if that must not be done."""
+        if opened.overrun or not self._may_be_stopped(opened):
+            return False
+        space = self._pool.space.taken
+        _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
+        opened.outrun()
+        self._pool.open.notes.writing(opened)
+        self.overruns += 1
+        lacking = lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
+        space.lacking_bytes -= min(space.lacking_bytes, lacking)
+        opened.is_stopped()
+        self._growth.empty(opened)
+        return True
 
     def _may_be_stopped(self, opened: OpenInode) -> bool:
         """Whether only the writer loses something: it is a draft under its first name, unread."""

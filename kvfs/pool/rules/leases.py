@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.account import Taken, TenantId, Tenants
+from kvfs.core.account import Accounts, TenantId
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import HELD, LEASES, State
 from kvfs.core.types import InodeNo, InodeRecord
@@ -55,17 +55,17 @@ class LeaseShares:
 
     def __init__(
         self,
-        tenants: Tenants,
-        leased: Taken,
+        accounts: Accounts,
         bound_bytes: Callable[[], int],
         whole_bytes: Callable[[], int],
     ) -> None:
-        """Count in *leased*, and for each process.
+        """Count in *accounts*, and for each process.
 
         *bound_bytes* returns how much of *whole_bytes*() leases may keep now, 0 or more.
         """
-        self._tenant_of = tenants.of
-        self._leased = leased
+        self._tenants = accounts.tenants
+        self._leased = accounts.leased
+        self.slabs = accounts.slabs
         self._bound_bytes = bound_bytes
         self._whole_bytes = whole_bytes
         self._makers: dict[TenantId, dict[Maker, int]] = {}
@@ -85,12 +85,12 @@ class LeaseShares:
     def count(self, uid: int, maker: Maker, change_bytes: int) -> None:
         """Count *change_bytes* more, or less if negative, for *maker* of user *uid*."""
         self._leased.count(uid, change_bytes)
-        makers = self._makers.setdefault(self._tenant_of(uid), {})
+        makers = self._makers.setdefault(self._tenants[uid], {})
         makers[maker] = makers.get(maker, 0) + change_bytes
         if not makers[maker]:
             del makers[maker]
         if not makers:
-            del self._makers[self._tenant_of(uid)]
+            del self._makers[self._tenants[uid]]
 
     def refuses(self, uid: int, maker: Maker) -> bool:
         """Whether the next store of *maker* under a final name is refused."""
@@ -111,7 +111,7 @@ class LeaseShares:
     def _is_over(self, uid: int, maker: Maker, bound_bytes: int) -> bool:
         if not self._leased.has_its_part(uid, bound_bytes):
             return False
-        makers = self._makers[self._tenant_of(uid)]
+        makers = self._makers[self._tenants[uid]]
         part_bytes = bound_bytes / len(self._leased.rows()) / len(makers)
         return makers.get(maker, 0) >= max(1, part_bytes)
 
@@ -229,6 +229,8 @@ class Leases:
         self.totals[state] = (before_blocks + step, before_bytes + size_bytes)
         if state in LEASES:
             self.shares.count(lease.uid, lease.maker, size_bytes)
+        elif state is State.SLAB:
+            self.shares.slabs.count(lease.uid, size_bytes)
 
     def _shared(self, lease: Lease) -> Lease:
         if len(self._kinds) > _KINDS_MAX:

@@ -161,6 +161,8 @@ _SPACE: Final = (
     _gauge("held_blocks", "held_by.*.blocks", "Blocks of this program and model", "holder"),
     _gauge("held_bytes", "held_by.*.bytes", "What they hold", "holder"),
     _gauge("tenant_stored_bytes", "tenants.*.stored_bytes", "Blocks of this tenant", "tenant"),
+    _gauge("tenant_held_bytes", "tenants.*.held_bytes", "What it keeps from eviction", "tenant"),
+    _gauge("tenant_slab_bytes", "tenants.*.slab_bytes", "Of these slabs", "tenant"),
     _gauge("tenant_leased_bytes", "tenants.*.leased_bytes", "Of these leased", "tenant"),
     _gauge("tenant_pinned_bytes", "tenants.*.pinned_bytes", "Of these pinned", "tenant"),
     _gauge("tenant_names_bytes", "tenants.*.names_bytes", "Its names that stay", "tenant"),
@@ -213,6 +215,7 @@ _WORK: Final = (
         "eviction.abandoned_drafts",
         "Drafts that their writers deleted while space was short",
     ),
+    _counter("held_refused", "held_refused", "Requests of tenants that held their share"),
     _counter(
         "stores_refused",
         "largest_lease_holder.stores_refused",

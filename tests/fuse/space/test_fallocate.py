@@ -33,7 +33,7 @@ async def fallocated(desk: Desk, fh: int, size_bytes: int) -> int:
     replies: list[bytes] = []
     async with trio.open_nursery() as nursery:
         late = Late(nursery, lambda header, body: replies.append(header + body))
-        exotic = RawRequests(desk.store.engine, desk.handles, desk.files.room, late)
+        exotic = RawRequests(desk.files, late)
         request = memoryview(FALLOCATE_IN.pack(fh, 0, size_bytes, 0, 0))
         exotic.answers()[Opcode.FALLOCATE](7, 0, request)
     return -int(OUT_HEADER.unpack(replies[0])[1])

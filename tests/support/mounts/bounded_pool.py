@@ -18,10 +18,10 @@ CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 @contextlib.contextmanager
-def bounded_pool(data_path: str) -> Iterator[Mounted]:
-    """Yield a mount of it on *data_path*; fails when its server logged an error."""
+def bounded_pool(data_path: str, *more: str) -> Iterator[Mounted]:
+    """Yield a mount of it on *data_path*, with *more* flags; fails when it logged an error."""
     skip_without_mounts()
-    flags = [f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES)]
+    flags = [f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES), *more]
     flags += ["--set", "index_preallocate_bytes=1M", "-o", "mode=0777"]
     with (
         workplace("disk") as place,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kvfs.core.account import Taken
+from kvfs.core.account import Accounts
 from kvfs.core.types import InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
@@ -250,10 +250,8 @@ class Course:
 
     def bound_leases(self, most_bytes: int) -> None:
         """Let leases keep so much, of a pool as large."""
-        tenants = self.engine.pool.space.accounts.tenants
-        self.engine.pool.rules.leases.shares = LeaseShares(
-            *(tenants, Taken(tenants)), lambda: most_bytes, lambda: most_bytes
-        )
+        shares = LeaseShares(Accounts(), lambda: most_bytes, lambda: most_bytes)
+        self.engine.pool.rules.leases.shares = shares
 
     def take_space(self, size_bytes: int) -> None:
         """Count so much more as held by what is open."""
