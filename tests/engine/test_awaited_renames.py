@@ -1,5 +1,6 @@
 """A close under a temporary name waits for its rename: one change, and nobody sees less for it."""
 
+import dataclasses
 import errno
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +15,8 @@ from kvfs.machine.processes import Maker
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.store.driven import Driven
 from tests.support.store.driven_faults import add_follower
-from tests.support.store.stores import FILE, Host, assert_exact, get, host, settle
+from tests.support.store.serving import Serving
+from tests.support.store.stores import FILE, MIB, Host, assert_exact, get, host, settle
 
 TMP: Final = b"K.tmp"
 DATA: Final = b"x" * 5000
@@ -231,3 +233,18 @@ def test_a_final_name_is_published_by_its_close(running: Host) -> None:
     store = running.store
     ino = closed(store, b"K")
     assert store.row(ino).state != State.DRAFT
+
+
+def test_what_waits_holds_a_small_part_of_the_pool() -> None:
+    """Whatever comes before the next tick: until its rename, or a tick, nothing of it may go."""
+    with host() as made:
+        made.settings = dataclasses.replace(made.settings, lease_max=0.5)
+        client = Serving(made)
+        capacity_bytes = client.store.space.bound_bytes
+        for number in range(2 * capacity_bytes // MIB):
+            opened = client.create(b"%d.tmp" % number)
+            client.write(opened, bytes(MIB))
+            client.close(opened, awaits_rename=True)
+        waiting = [client.store.row(ino).allocated_bytes for ino in client.store.open_inos]
+        assert len(waiting) * MIB <= capacity_bytes / 32 + MIB
+        client.end()

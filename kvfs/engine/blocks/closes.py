@@ -1,7 +1,8 @@
 """Closes by writers: which of them publishes a block, and which do not prove it whole.
 
 A store closes its file under a temporary name, and renames it right after. Both are one change of
-the index: the close waits for the rename, for a tick at most. Until then the block is a draft that
+the index: the close waits for the rename, for a tick at most, as long as all that wait hold a small
+part of the pool, since they cannot be evicted. Until then the block is a draft that
 all may see, with the writer's handle counted, so that its size and times come from the extent.
 Whoever opens or changes it meanwhile has it published first.
 
@@ -49,6 +50,8 @@ _PUBLISH_TRIES: Final = 100
 #: If more closes wait for a rename, the oldest is published. A writer renames right after its
 #: close, so as many writers would have to be between the two.
 _AWAITED_MAX: Final = 256
+#: Or if they hold more than this share of the capacity: until then nothing of it can be evicted.
+_AWAITED_SHARE: Final = 1 / 32
 
 
 class _Doubt:
@@ -243,6 +246,9 @@ class LastCloses:
         #: Blocks that are closed and not published yet, and how often that was tried, oldest
         #: first. The writer's handle still counts.
         self._untold: dict[InodeNo, tuple[OpenInode, int]] = {}
+        #: Those of them that wait for a rename, with what each held at its close, and the sum.
+        self._awaited: dict[InodeNo, int] = {}
+        self._awaited_bytes = 0
 
     def close(self, opened: OpenInode, *, awaits_rename: bool = False) -> None:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
@@ -254,9 +260,7 @@ class LastCloses:
                 return
             if awaits_rename and self._may_await(opened):
                 self.put_off(opened)
-                opened.await_rename()
-                if len(self._untold) > _AWAITED_MAX:
-                    self.publish_now(next(iter(self._untold)))
+                self._await_rename(opened)
                 return
             try:
                 self._publishing.publish(opened)
@@ -269,6 +273,19 @@ class LastCloses:
         self._pool.departures.leave(opened, writer=True)
         if opened.met and opened.writers == 1:
             self._lock_files.part(opened)
+
+    def _await_rename(self, opened: OpenInode) -> None:
+        opened.await_rename()
+        self._awaited[opened.ino] = opened.allocated_bytes
+        self._awaited_bytes += opened.allocated_bytes
+        most_bytes = self._pool.space.taken.bound_bytes * _AWAITED_SHARE
+        while len(self._untold) > _AWAITED_MAX or self._awaited_bytes > most_bytes:
+            if not self._publish(next(iter(self._untold))):
+                return
+
+    def _await_no_rename(self, opened: OpenInode) -> None:
+        opened.await_no_rename()
+        self._awaited_bytes -= self._awaited.pop(opened.ino, 0)
 
     def take_back(self, opened: OpenInode, *, appends: bool) -> None:
         """Close a writer's handle that no client received; the last once the device has answered.
@@ -323,7 +340,7 @@ class LastCloses:
     def published(self, opened: OpenInode, growth_bytes: int) -> None:
         """Note that the rename has published *opened*, which takes *growth_bytes* more now."""
         del self._untold[opened.ino]
-        opened.await_no_rename()
+        self._await_no_rename(opened)
         self._publishing.end(opened, growth_bytes)
         self._pool.departures.leave(opened, writer=True)
 
@@ -342,7 +359,7 @@ class LastCloses:
     def _publish(self, ino: InodeNo) -> bool:
         """Publish *ino*, whose close waits; False if that has failed, and is to be tried again."""
         opened, tries = self._untold.pop(ino)
-        opened.await_no_rename()
+        self._await_no_rename(opened)
         try:
             if opened.writers == 1:  # else the next close publishes
                 self._publishing.publish(opened)
