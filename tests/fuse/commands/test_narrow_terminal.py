@@ -125,7 +125,8 @@ def test_settings_show_their_reasons(
 ) -> None:
     narrow(monkeypatch)
     assert main(["mount", "--print-settings"]) == 0
-    assert "drive wants" in capsys.readouterr().out
+    # Where a reason is folded depends on the other columns.
+    assert "an NVMe drive wants several" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_demo_cuts_no_digit_off(
