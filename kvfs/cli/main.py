@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from kvfs import __version__
-from kvfs.cli.failures import explain, stops_raise
+from kvfs.cli.failures import HUNG_UP_EXIT, explain, stops_raise
 from kvfs.cli.parser import OneLineParser
-from kvfs.cli.standard_streams import flush_output, make_usable, say
+from kvfs.cli.standard_streams import TerminalGone, flush_output, make_usable, say
 
 #: Each verb is the module of that name, but for _TOGETHER. The summaries are here, so that
 #: ``kvfs --help`` imports none of the modules.
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unwritten(error: OSError) -> int:
+    if isinstance(error, TerminalGone):
+        return HUNG_UP_EXIT
     # If the reader of our output has gone (kvfs status | head), there is nobody to tell.
     if not isinstance(error, BrokenPipeError):
         say(f"kvfs: cannot write the output: {error.strerror}")

@@ -1,9 +1,18 @@
 """Standard input, output and error, which may be closed, full, or limited to few characters."""
 
 import contextlib
+import errno
 import io
 import os
+import stat
 import sys
+
+
+class TerminalGone(OSError):
+    """Standard output is a terminal that was closed.
+
+    The kernel refuses to write to it first, and then sends SIGHUP (drivers/tty/tty_io.c).
+    """
 
 
 class _Output(io.TextIOWrapper):
@@ -92,7 +101,10 @@ def say(line: str) -> None:
 
 
 def flush_output() -> OSError | None:
-    """Flush standard output; return the error, if there was one. The rest is dropped."""
+    """Flush standard output; return the error, if there was one. The rest is dropped.
+
+    It is TerminalGone if that is what happened.
+    """
     failed = None
     try:
         sys.stdout.flush()
@@ -101,6 +113,8 @@ def flush_output() -> OSError | None:
     if isinstance(sys.stdout, _Output):
         failed = sys.stdout.failed
     if failed is not None:
+        if failed.errno == errno.EIO and stat.S_ISCHR(os.fstat(1).st_mode):
+            failed = TerminalGone(*failed.args)
         _drop(1)
     return failed
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.cli.failures import HUNG_UP_EXIT
 from kvfs.client.user_file import read_file
 from kvfs.core import errors
 from kvfs.core.errors import CommandError, UsageError
@@ -39,6 +40,23 @@ def test_a_full_output_is_one_line(
     assert done.returncode == CommandError.exit_code
     assert done.stderr == "kvfs: cannot write the output: No space left on device\n"
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("arguments", [("mount", "--print-settings"), ("--version",)])
+def test_a_closed_terminal_is_one_before_its_signal_comes(arguments: tuple[str, ...]) -> None:
+    """Which this process never gets: the terminal is not that of its session."""
+    master, terminal = os.openpty()
+    os.close(master)
+    done = subprocess.run(
+        [*KVFS, *arguments],
+        cwd=ROOT,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(terminal)
+    assert (done.returncode, done.stderr) == (HUNG_UP_EXIT, "")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-", "2>/dev/full"])

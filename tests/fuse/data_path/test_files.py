@@ -20,6 +20,7 @@ from mount.fuse.channel import Requester
 from mount.requests.answers import Answers, Generations
 from mount.requests.changes import Changes
 from mount.requests.operations import Operations
+from tests.support.clients.stepping import until
 from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.store.driven import Driven, NewAttributes
 from tests.support.store.stores import FILE, MIB, allocate, get, put
@@ -125,6 +126,9 @@ def server_thread(tmp_path: Path) -> Iterator[int]:
     program = tmp_path / "ganesha.nfsd"
     shutil.copy(shutil.which("sleep") or "", program)
     with subprocess.Popen([program, "infinity"]) as process:
+        # Popen returns when the kernel has closed its pipe in execve(2), which names it later.
+        name = Path(f"/proc/{process.pid}/comm")
+        until(lambda: name.read_text() == "ganesha.nfsd\n", "it has its name")
         yield process.pid
         process.kill()
 
