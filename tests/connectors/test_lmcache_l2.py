@@ -1,6 +1,7 @@
 """LMCache 0.5 multi-process mode: the L2 adapters ``fs`` (Python) and ``fs_native`` (C++)."""
 
 import json
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,6 +52,12 @@ class TestFsTemporaryDirectory(LMCacheL2):
         "slots": 12,
         "spec": {"type": "fs", "base_path": "KV_DIR", "relative_tmp_dir": "drafts"},
     }
+
+    @pytest.fixture(autouse=True)
+    def drafts(self, kv_dir: Path) -> None:
+        """Their names do not say what they are; docs/connectors/lmcache.md says how to say it."""
+        (kv_dir / "drafts").mkdir()
+        os.setxattr(kv_dir / "drafts", "user.kvfs.drafts", b"owner")
 
 
 class TestFsDirect(LMCacheL2):
