@@ -1,6 +1,7 @@
 """The board and the rules in docs/monitoring, with a real Prometheus that scrapes a live mount."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -112,6 +113,12 @@ def test_each_query_of_the_board_has_data(scraped_mount: Prometheus) -> None:
     assert not waiting, "no data"
 
 
+def hosts_of(prometheus: Prometheus, expression: str) -> set[str]:
+    """Return the hosts of which *expression* has data."""
+    series = prometheus.series(expression)
+    return {one.get("instance", "").partition(":")[0] for one in series}
+
+
 def test_each_query_tells_two_hosts_apart(scraped_mount: Prometheus) -> None:
     """Both have a mount of the same name: each line is of one host, and its legend says which."""
 
@@ -120,9 +127,11 @@ def test_each_query_tells_two_hosts_apart(scraped_mount: Prometheus) -> None:
 
     until(both_seen, "both are scraped", DATA_WAIT_S)
     for expression, legend in targets():
+        wanted = set(HOSTS) if expression in expressions() else set()
+        # A rate needs two scrapes of each.
+        told = functools.partial(hosts_of, scraped_mount, expression)
+        until(lambda told=told, wanted=wanted: told() == wanted, expression, DATA_WAIT_S)
         series = scraped_mount.series(expression)
-        hosts = {one.get("instance", "").partition(":")[0] for one in series}
-        assert hosts == (set(HOSTS) if expression in expressions() else set()), expression
         shown = [
             re.sub(r"{{(\w+)}}", lambda found, one=one: one[found[1]], legend) for one in series
         ]
