@@ -3,7 +3,6 @@
 import errno
 import os
 import signal
-import threading
 from typing import Final
 
 import pytest
@@ -27,8 +26,6 @@ from tests.support.mounts.mounting import Mounted, run_kvfs
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 COUNT: Final = 40
-#: Of each answer of the drive; an fsync takes two of them.
-SLOW_S: Final = 1.0
 #: Both soon; the silence of a server that is only slow, on a busy machine, is shorter.
 SETTINGS: Final = ("--set=silent_max_s=4", "--set=device_silent_s=1")
 UMOUNT_EXIT_CODE: Final = 12
@@ -173,33 +170,6 @@ def test_a_kill_after_an_open_that_was_refused_costs_nothing(
         run_kvfs("sync", str(mounted.path))
         assert (mounted.path / "block").read_bytes() == DATA + b"more"
         assert [named for named in identities(mounted) if named] == [True]
-
-
-def test_an_open_that_is_sent_again_waits_aside(drive: FailingDrive) -> None:
-    """[device-aside] Its server was killed; the next one answers others, and refuses it."""
-    errors: list[int | None] = []
-
-    def rewrite() -> None:
-        try:
-            os.close(os.open(block, os.O_WRONLY | os.O_APPEND))
-        except OSError as error:
-            errors.append(error.errno)
-
-    with mounted_on(drive, "daemon") as mounted:
-        store(mounted.path, "block")
-        block = mounted.path / "block"
-        run_kvfs("sync", str(mounted.path))
-        opening = threading.Thread(target=rewrite)
-        with drive.slow(SLOW_S):
-            opening.start()
-            until(lambda: mounted.status()["open_handles"] == 1, "the open waits for the device")
-            os.kill(mounted.server_pid, signal.SIGKILL)
-            mounted.follow_server()
-            opening.join()
-        # The thread that answers would have waited as long as the device takes.
-        assert errors == [errno.EIO]
-        until(lambda: mounted.status()["open_handles"] == 0, "nobody has the handle")
-        assert block.read_bytes() == DATA
 
 
 def test_a_rewrite_that_is_refused_leaves_the_block_as_it_was(
