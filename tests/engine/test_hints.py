@@ -11,13 +11,10 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
+from tests.support.store.burst_blocks import BLOCK_BYTES, CAPACITY_BYTES, FITS, flood, ranks, stored
 from tests.support.store.driven import Driven
-from tests.support.store.stores import FILE, MIB, Host, host, make_directory, put, settle, write
+from tests.support.store.stores import Host, host, make_directory, put, settle, write
 
-CAPACITY_BYTES: Final = 64 * MIB
-BLOCK_BYTES: Final = 4 * MIB
-#: So many blocks fit.
-FITS: Final = CAPACITY_BYTES // BLOCK_BYTES
 OTHER_UID: Final = 1001
 WRITER: Final = Maker(1, 1)
 HOUR_DAYS: Final = 1 / 24
@@ -28,26 +25,6 @@ def running() -> Iterator[Host]:
     with host(capacity_bytes=CAPACITY_BYTES) as made:
         made.start()
         yield made
-
-
-def stored(store: Driven, name: bytes, parent: InodeNo = ROOT_INODE) -> InodeNo:
-    """Store a block of BLOCK_BYTES, in a burst of its own."""
-    opened, _ = store.create(parent, name + b".tmp", FILE, 0, 0)
-    write(store, opened, name[:1] * BLOCK_BYTES)
-    store.close(opened, writer=True)
-    store.rename(parent, name + b".tmp", parent, name, replace=True)
-    store.tick_heat(store.now_s() + 10 * len(store.heat()))
-    return opened.ino
-
-
-def flood(store: Driven, blocks: int) -> None:
-    """Store so many blocks that nobody asks for."""
-    for number in range(blocks):
-        stored(store, b"flood%d" % number)
-
-
-def ranks(store: Driven, *inos: InodeNo) -> list[Rank]:
-    return [store.heat()[ino].rank for ino in inos]
 
 
 def names(store: Driven, parent: InodeNo) -> set[bytes]:

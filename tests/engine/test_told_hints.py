@@ -17,14 +17,12 @@ from kvfs.core.hint_lines import (
     ToldHint,
     batch_of,
 )
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import ROOT_INODE
 from tests.support.clients.stepping import until
+from tests.support.store.burst_blocks import CAPACITY_BYTES, FITS, flood, ranks, stored
 from tests.support.store.driven import Driven
-from tests.support.store.stores import FILE, MIB, Host, host, make_directory, settle, write
+from tests.support.store.stores import Host, host, make_directory, settle
 
-CAPACITY_BYTES: Final = 64 * MIB
-BLOCK_BYTES: Final = 4 * MIB
-FITS: Final = CAPACITY_BYTES // BLOCK_BYTES
 OWNER_UID: Final = 1000
 GROUP_GID: Final = 77
 OF_ROOT: Final = HintClient(0, frozenset({0}))
@@ -38,33 +36,12 @@ def running() -> Iterator[Host]:
         yield made
 
 
-def stored(
-    store: Driven, name: bytes, parent: InodeNo = ROOT_INODE, *, uid: int = 0, gid: int = 0
-) -> InodeNo:
-    """Store a block of BLOCK_BYTES, in a burst of its own."""
-    opened, _ = store.create(parent, name + b".tmp", FILE, uid, gid)
-    write(store, opened, name[:1] * BLOCK_BYTES)
-    store.close(opened, writer=True)
-    store.rename(parent, name + b".tmp", parent, name, replace=True)
-    store.tick_heat(store.now_s() + 10 * len(store.heat()))
-    return opened.ino
-
-
-def flood(store: Driven, blocks: int) -> None:
-    for number in range(blocks):
-        stored(store, b"flood%d" % number)
-
-
 def told(store: Driven, *hints: dict[str, Any], client: HintClient = OF_ROOT) -> dict[str, int]:
     """Tell *hints*; return what became of them, but for zeros."""
     done = TakenHints()
     for _ in store.take_hints(batch_of(json.dumps({"hints": hints}).encode()), client, done):
         pass
     return {key: count for key, count in vars(done).items() if count}
-
-
-def ranks(store: Driven, *inos: InodeNo) -> list[Rank]:
-    return [store.heat()[ino].rank for ino in inos]
 
 
 def test_what_is_told_of_names_holds_until_it_is_released(running: Host) -> None:
