@@ -5,7 +5,7 @@ scratch, for a rebuilt index and for fsck.
 """
 
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kvfs.core.errors import Damaged, InvalidRequest, IsADirectory, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import SLABS, State
@@ -86,6 +86,16 @@ def storable_mode(mode: int) -> int:
     if stat.S_ISDIR(mode):
         return mode & ~stat.S_ISUID
     return mode & ~(stat.S_ISUID | stat.S_ISGID)
+
+
+def rights_of(record: InodeRecord, uid: int, gids: Collection[int]) -> int:
+    """Return the rights (4 read, 2 write, 1 search) that *uid*, in groups *gids*, has on *record*.
+
+    By the mode alone: the rule of acl_permission_check(), fs/namei.c.
+    """
+    if uid == record.uid:
+        return record.mode >> 6 & 0o7
+    return (record.mode >> 3 if record.gid in gids else record.mode) & 0o7
 
 
 def refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.core.errors import Damaged, KvfsError, PathMissing
 from kvfs.core.hint_lines import BLOCKS_MAX, Do, HintBatch, HintClient, TakenHints, ToldHint
-from kvfs.core.inode_rules import Ascent
+from kvfs.core.inode_rules import Ascent, rights_of
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.fetch_ahead import FetchAhead
@@ -142,10 +142,4 @@ class TakeHints:
 
 def _may(client: HintClient, record: InodeRecord, right: int) -> bool:
     """Whether *client* has *right* (a bit of the others' part of a mode) on what has *record*."""
-    if client.uid == 0:
-        return True
-    if client.uid == record.uid:
-        return bool(record.mode >> 6 & right)
-    if record.gid in client.gids:
-        return bool(record.mode >> 3 & right)
-    return bool(record.mode & right)
+    return client.uid == 0 or bool(rights_of(record, client.uid, client.gids) & right)

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from kvfs.core.inode_rules import rights_of
 from kvfs.core.types import InodeRecord
 from kvfs.machine.process_ends import file_ids_in, status_of
 from kvfs.machine.processes import OVERFLOW_UID, UNKNOWN_UID, Processes
@@ -204,11 +205,5 @@ def may_empty(record: InodeRecord, who: Credentials, *, reads: bool, sticky: boo
         return False
     if who.overrides:
         return True
-    if who.uid == record.uid:
-        granted = record.mode >> 6
-    elif record.gid == who.gid or record.gid in who.groups:
-        granted = record.mode >> 3
-    else:
-        granted = record.mode
     needs = _WRITE | (_READ if reads else 0)
-    return granted & needs == needs
+    return rights_of(record, who.uid, who.groups | {who.gid}) & needs == needs
