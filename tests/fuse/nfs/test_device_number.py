@@ -26,8 +26,9 @@ def place() -> Iterator[Path]:
         yield directory
 
 
-#: Far above what others on this machine have, and not that of this test in another run.
-FAR: Final = 300 + os.getpid() % 600
+#: Above what others on this machine have, and not that of this test in another run. Each number
+#: below costs time, of which a server takes a second at most.
+FAR: Final = 120 + os.getpid() % 120
 MINOR_MAX: Final = (1 << 20) - 1
 
 
