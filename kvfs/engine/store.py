@@ -92,6 +92,7 @@ class Store:
         self.pool = pool = Pool(
             *(device, settings, kernel, outliving, recovered.at),
             Accounts() if accounts is None else accounts,
+            takes_over=living is not None,
             syscalls=calls,
             clock_ns=clock_ns,
         )

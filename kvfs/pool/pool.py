@@ -66,13 +66,15 @@ class Pool:
         index_at: IndexAt,
         accounts: Accounts,
         *,
+        takes_over: bool = False,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the index *index_at*, and extents of *device*; *outliving* is for the next server.
 
-        What each tenant takes is counted in *accounts*.
+        *takes_over*: the last server was not stopped, and left *outliving*. What each tenant takes
+        is counted in *accounts*.
 
         Raises IndexDamaged, FormatUnknown, OSError.
         """
@@ -114,7 +116,8 @@ class Pool:
             #: The directory of the index in memory; empty if it is in the pool.
             self._in_memory = index_at.in_memory
             if not settings.read_only:
-                self._write_run(clean=False)
+                self.run.begin(self.age_clock.base_ns, takes_over=takes_over)
+                self.durable.undurable.put_stamp(self.run.stamp)
                 self.durable.index_log.begin()
                 if self._in_memory:
                     remove_index(INDEX, device.pool_fd, self.syscalls)
@@ -285,10 +288,6 @@ class Pool:
             *(self.open.ready, self.space.node_shares, self.departures),
         )
 
-    def _write_run(self, *, clean: bool, strays: bool = False, logged: int = 0) -> None:
-        self.run.write(self.age_clock.base_ns, clean=clean, strays=strays, logged=logged)
-        self.durable.undurable.put_stamp(self.run.stamp)
-
     def close(self, *, settled: bool = True, swept: bool = True) -> None:
         """Stop: do all queued work and make index and extents durable. Raises OSError.
 
@@ -311,7 +310,9 @@ class Pool:
                 settled = settled and (logged > 0 or not self._in_memory)
                 if settled:
                     strays = self.background.failures > 0 or not swept
-                    self._write_run(clean=True, strays=strays, logged=logged)
+                    base_ns = self.age_clock.base_ns
+                    self.run.write(base_ns, clean=True, strays=strays, logged=logged)
+                    self.durable.undurable.put_stamp(self.run.stamp)
             if settled and self._in_memory:
                 discard_index(self._in_memory, self.syscalls)
         finally:

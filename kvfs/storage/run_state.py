@@ -223,7 +223,7 @@ class PoolRun:
         self._superblock = superblock
         self._syscalls = syscalls
         self._index_dir = index_dir
-        former = read_run_state(pool_fd, syscalls, superblock)
+        self._former = former = read_run_state(pool_fd, syscalls, superblock)
         self.stamp = run_stamp(pool_fd, syscalls)
         #: Whether the pool ran last in this boot; makers from another boot are dead.
         self.same_boot = former.of_this_boot
@@ -231,6 +231,22 @@ class PoolRun:
         self.doubtful_below = former.doubtful_below if former.trusted else end
         #: The base of the age clock, if the last run was in this boot.
         self.age_base_ns = former.present_age_base_ns
+
+    def begin(self, age_base_ns: int, *, takes_over: bool) -> None:
+        """Write RUN: the pool runs. Raises OSError.
+
+        A server that *takes_over* leaves a RUN that says the same. The last one made it durable
+        before it served, and a drive that answers nothing now would keep this one from serving.
+        """
+        present = RunState(
+            present_boot_id(),
+            clean=False,
+            doubtful_below=self.doubtful_below,
+            age_base_ns=age_base_ns,
+            index_dir=self._index_dir,
+        )
+        if not takes_over or self._former != present:
+            self.write(age_base_ns, clean=False)
 
     def write(
         self, age_base_ns: int, *, clean: bool, strays: bool = False, logged: int = 0

@@ -172,6 +172,30 @@ def test_a_kill_after_an_open_that_was_refused_costs_nothing(
         assert [named for named in identities(mounted) if named] == [True]
 
 
+def test_a_killed_server_is_followed_while_the_drive_is_silent(
+    drive: FailingDrive, data_path: str
+) -> None:
+    """[device-aside] The next one serves what needs no device, and says that it is silent."""
+    with mounted_on(drive, data_path, *SETTINGS) as mounted:
+        for number in range(COUNT):
+            store(mounted.path, f"{number}")
+        run_kvfs("sync", str(mounted.path))
+        (mounted.path / "0").read_bytes()
+        killed_pid = mounted.server_pid
+        with drive.silent(), open(mounted.path / "0", "rb") as block:
+            os.kill(killed_pid, signal.SIGKILL)
+            mounted.follow_server()
+            assert mounted.server_pid != killed_pid
+            assert sorted(os.listdir(mounted.path), key=int) == [f"{n}" for n in range(COUNT)]
+            assert block.read() == DATA
+            until(lambda: mounted.status()["device_state"] == "silent", "the probe finds out")
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                store(mounted.path, "refused")
+        until(lambda: mounted.status()["device_state"] == "serving", "it answers again")
+        store(mounted.path, "stored")
+        assert all((mounted.path / f"{n}").read_bytes() == DATA for n in range(COUNT))
+
+
 def test_a_rewrite_that_is_refused_leaves_the_block_as_it_was(
     drive: FailingDrive, data_path: str
 ) -> None:
