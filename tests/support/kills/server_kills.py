@@ -203,17 +203,19 @@ def steady_load(
     *,
     pause_s: float = 0.03,
     installed: Path | None = None,
+    flags: Sequence[str] = (),
 ) -> Iterator[KillDriver]:
     """Yield clients of these *kinds* at work; at the end nothing may be lost, wrong or broken.
 
     Each client pauses for *pause_s* on average between two things that it does. The server is that
-    of the kvfs that lies in *installed*. Raises AssertionError with the first fault.
+    of the kvfs that lies in *installed*, mounted with *flags*. Raises AssertionError with the first
+    fault.
     """
     with workplace() as place, source_of(soak) as source, KillOrder(place / "order") as order:
         table_file = place / "table"
         table = Table.make(table_file, soak.names)
-        flags = (f"--capacity={soak.capacity_bytes}", f"--data-path={soak.path}")
-        mounted = Supervised(source, place / "kv", *flags, prefix=order.prefix(installed))
+        own = (f"--capacity={soak.capacity_bytes}", f"--data-path={soak.path}")
+        mounted = Supervised(source, place / "kv", *own, *flags, prefix=order.prefix(installed))
         try:
             with mounted:
                 assert mounted.status()["data_path"] == soak.path
@@ -224,6 +226,7 @@ def steady_load(
                     driver.finish()
                 finally:
                     driver.kill()
+                until(lambda: mounted.status()["open_handles"] == 0, "no handle is left")
                 mounted.stop()
                 found = run_kvfs("fsck", source, check=False)
                 assert found.returncode == 0, f"{soak}: {found.stdout}{found.stderr}"
