@@ -63,6 +63,9 @@ def opens(place: Path, data: mmap.mmap) -> int:
 
 JOBS: Final[dict[str, tuple[Callable[[Path, mmap.mmap], int], int]]] = {
     "store-4k": (stores, 4 << 10),
+    "store-64k": (stores, 64 << 10),
+    "store-256k": (stores, 256 << 10),
+    "store-1m": (stores, 1 << 20),
     "store-4m": (stores, 4 << 20),
     "open-close": (opens, 4 << 10),
 }
