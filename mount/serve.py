@@ -247,7 +247,8 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                     self.channel.serve(FastAnswers(self.answers, self.files).answers())
                 nursery.start_soon(self._serve_signals, load)
                 nursery.start_soon(self.channel.libfuse.flush_late)
-                commands, syncing = CommandVerbs(self.store, nursery), SyncVerbs(self.store)
+                syncing = SyncVerbs(self.store)
+                commands = CommandVerbs(self.store, self.port.invalidations.catch_up, nursery)
                 history = History(self.settings.history_step_s, functools.partial(self._status, {}))
                 verbs = self._verbs(
                     commands.table() | syncing.table() | history.table() | self._supervision.table()

@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -58,6 +58,8 @@ _PAUSE_S: Final = 0.001
 #: Larger sizes and times make no sense; times in ns must fit into 64 bits.
 _NUMBER_MAX: Final = 1 << 62
 
+CatchUp = Callable[[], Awaitable[None]]
+
 
 class Shown(Protocol):
     """The progress of a job."""
@@ -67,8 +69,9 @@ class Shown(Protocol):
 
 
 class _Job:
-    def __init__(self, number: int, progress: Shown) -> None:
+    def __init__(self, number: int, progress: Shown, catch_up: CatchUp) -> None:
         self.number = number
+        self._catch_up = catch_up
         self.progress = progress
         self.scope = trio.CancelScope()
         self.done = False
@@ -79,6 +82,7 @@ class _Job:
             with self.scope:
                 for _ in steps:
                     await trio.sleep(_PAUSE_S)
+                await self._catch_up()
         except KvfsError as error:
             self.error = error
         except Exception:
@@ -103,7 +107,8 @@ class _Job:
 class Jobs:
     """The present job of one mount, or the last one."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, catch_up: CatchUp, nursery: trio.Nursery) -> None:
+        self._catch_up = catch_up
         self._nursery = nursery
         self._numbers = count(1)
         self._job: _Job | None = None
@@ -116,7 +121,7 @@ class Jobs:
         """Begin to do *steps*; return the answer. Raises SourceBusy while another job runs."""
         if self._job is not None and not self._job.done:
             raise SourceBusy("another `kvfs evict`, `pin`, `unpin` or `verify` is under way")
-        job = self._job = _Job(next(self._numbers), progress)
+        job = self._job = _Job(next(self._numbers), progress, self._catch_up)
         self._nursery.start_soon(job.run, steps)
         return {"job": job.number}
 
@@ -137,9 +142,13 @@ class Jobs:
 class CommandVerbs:
     """The verbs of one mount; one eviction, or pinning by a pattern, at a time."""
 
-    def __init__(self, store: Store, nursery: trio.Nursery) -> None:
+    def __init__(self, store: Store, catch_up: CatchUp, nursery: trio.Nursery) -> None:
+        """*catch_up* waits for a moment until the kernel knows which names are gone.
+
+        A job is done then: who runs `kvfs evict` looks for the names next.
+        """
         self._store = store
-        self._jobs = Jobs(nursery)
+        self._jobs = Jobs(catch_up, nursery)
         #: The list that a client of ``hottest`` reads at the moment; a later one replaces it.
         self._hot: list[InodeNo] = []
 

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import trio
+
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.devices.detached import (
     MOUNT_ATTR_NODEV,
@@ -43,6 +45,9 @@ _BACKING_CLOSE: Final = 0x4004E502
 _BACKING_MAP: Final = struct.Struct("<iIQ")
 #: The most notifications that wait; more are skipped, which costs a look-up each.
 _BACKLOG_MAX: Final = 65_536
+#: So long a command waits for the kernel, which a client may hold up, and looks this often.
+_CATCH_UP_S: Final = 1.0
+_LOOK_S: Final = 0.002
 #: Tells the kernel of one name. Raises OSError.
 _Telling = Callable[[], None]
 
@@ -151,6 +156,8 @@ class Invalidations:
         self._thread: threading.Thread | None = None
         #: Once true, the device may be closed, and its descriptor number reused for an extent.
         self._stopped = False
+        #: How many it was to be told; each is sent or skipped in the end.
+        self._due = 0
         self.sent = 0
         self.skipped = 0
 
@@ -171,7 +178,15 @@ class Invalidations:
         """Have the kernel fetch the attributes of *ino* anew."""
         self._tell(functools.partial(_inval_inodes, self._device_fd, ino))
 
+    async def catch_up(self) -> None:
+        """Wait until the kernel knows what it was to be told so far, for a second at most."""
+        due = self._due
+        with trio.move_on_after(_CATCH_UP_S):
+            while self.sent + self.skipped < due:  # noqa: ASYNC110 (no loop in its thread)
+                await trio.sleep(_LOOK_S)
+
     def _tell(self, telling: _Telling) -> None:
+        self._due += 1
         if not self._tells or self._stopped:
             self.skipped += 1
             return

@@ -49,13 +49,13 @@ def kv(pool: Mounted) -> Iterator[Path]:
         directory.rmdir()
 
 
-def store(directory: Path, count: int) -> list[Path]:
+def store(directory: Path, count: int, size_bytes: int = BLOCK_BYTES) -> list[Path]:
     """Store blocks as connectors do, by a temporary name."""
     directory.mkdir(exist_ok=True)
     blocks = [directory / f"{number:03}.data" for number in range(count)]
     for block in blocks:
         draft = block.with_suffix(".tmp")
-        draft.write_bytes(os.urandom(BLOCK_BYTES))
+        draft.write_bytes(os.urandom(size_bytes))
         draft.rename(block)
     return blocks
 
@@ -117,6 +117,16 @@ def test_a_number_that_is_none_is_refused(pool: Mounted, age: str) -> None:
     args = {"paths": [""], "unused_for_s": float(age), "dry_run": True}
     with pytest.raises(UsageError, match="out of range"):
         ask(socket_of, "evict", args)
+
+
+def test_once_it_is_done_no_client_sees_the_names(kv: Path, pool: Mounted) -> None:
+    """The kernel has forgotten what it knew of them: nobody finds a file and cannot open it."""
+    blocks = store(kv / "many", 400, size_bytes=1)
+    assert all(block.is_file() for block in blocks)
+    control = socket_path(name_of(str(pool.path)))
+    job = ask(control, "evict", {"paths": ["many"]})["job"]
+    until(lambda: ask(control, "job", {"job": job})["done"], "all are evicted", pause_s=0)
+    assert [block for block in blocks if block.is_file()] == []
 
 
 def test_evict_what_the_policy_names(kv: Path) -> None:
