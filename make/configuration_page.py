@@ -256,6 +256,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "file with ranges of uids that are one tenant (subuid(5)); empty: each uid is one",
             "if ranges of the host are no users of their own, such as those that pods get",
         ),
+        "tenant_idle_s": Words(
+            "after so long without a use of its blocks a tenant has no share of the pool",
+            "higher, if tenants pause for longer and should find their blocks again; 0: never",
+        ),
         "oom_score_adj": Words(
             "how soon the kernel ends the server when memory is short (-1000: never)", _SELDOM
         ),

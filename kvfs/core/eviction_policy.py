@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfs.core.block_owners import Owners
 from kvfs.core.ghosts import GHOSTS, NO_SAMPLE, Ghosts, ShadowCaches
 
 #: The low bits of a stamp count the touches of one burst.
@@ -57,12 +58,6 @@ class Rank(IntEnum):
 EVICTABLE: Final = (Rank.FIRST, Rank.PUBLISHED, Rank.SMALL, Rank.ORPHAN_SLAB, Rank.RETAINED)
 
 
-#: The rank that counts when blocks are evicted for their names, by the usual rank.
-_RANK_BY_NAME: Final = np.array(
-    [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
-)
-
-
 class Retention(NamedTuple):
     """What hints say of the blocks with rank RETAINED, a row a block; later rows have none."""
 
@@ -86,6 +81,31 @@ class Columns(NamedTuple):
     rank: NDArray[np.uint8]
     #: None if no hint was ever given.
     retention: Retention | None = None
+    #: None while all blocks are of one tenant, or are not all known.
+    owners: Owners | None = None
+
+    def of(self, rows: NDArray[np.intp]) -> "Columns":
+        """Return *rows* of these alone, without owners. Ranks must be those of now."""
+        retention = self.retention
+        if retention is not None:
+            priority = _padded(retention.priority, len(self.ino))[rows]
+            retention = Retention(priority, np.zeros(0, np.uint32), retention.now_s)
+        return Columns(
+            self.ino[rows],
+            self.touched[rows],
+            self.touches[rows],
+            self.allocated_bytes[rows],
+            self.rank[rows],
+            retention,
+        )
+
+
+def _padded(known: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """Return *count* rows, of which the later ones are 0 if fewer are *known*."""
+    rows = np.zeros(count, np.uint8)
+    known = known[:count]
+    rows[: len(known)] = known
+    return rows
 
 
 class EvictionPolicy(Protocol):
@@ -105,12 +125,18 @@ class EvictionPolicy(Protocol):
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
+        part_of: int = 0,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, in the order of eviction: enough for *bytes_wanted*, if possible.
 
         At most *count_max*, and only of *ranks*, in that order. Blocks in *but_not* (some
-        thousands) and blocks without space are left out. Takes milliseconds: call it in a thread.
+        thousands) and blocks without space are left out. *part_of*: the rows of the whole pool, if
+        *columns* are a part of it (``Columns.of``), of which nothing is learned. Takes
+        milliseconds: call it in a thread.
         """
+
+    def survey(self, columns: Columns) -> None:
+        """Learn what the rows of the whole pool tell, as ``victims`` does of them."""
 
     def used(self, name_hash: int) -> None:
         """A block of the sample was used again, in another burst."""
@@ -136,13 +162,17 @@ class Lru:
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
+        part_of: int = 0,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
-        columns = _as_of_now(columns)
-        found = _Found(columns, bytes_wanted, count_max, but_not)
+        columns = as_of_now(columns)
+        found = _Found(columns, bytes_wanted, count_max, but_not, part_of)
         for rank in ranks:
             found.take_rank(rank)
         return found.inos()
+
+    def survey(self, columns: Columns) -> None:
+        """Learn nothing from it."""
 
     def used(self, name_hash: int) -> None:
         """Learn nothing from it."""
@@ -181,22 +211,30 @@ class Arc:
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
+        part_of: int = 0,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
-        columns = _as_of_now(columns)
-        found = _Found(columns, bytes_wanted, count_max, but_not)
+        columns = as_of_now(columns)
+        found = _Found(columns, bytes_wanted, count_max, but_not, part_of)
         for rank in ranks:
             if rank is Rank.PUBLISHED:
-                of_rank = _of_rank(columns, rank)
-                once = of_rank & (columns.touches < 2)
-                again = of_rank & ~once
-                self._counts = int(np.count_nonzero(once)), int(np.count_nonzero(again))
-                once_bytes = int(np.dot(columns.allocated_bytes, once))
-                self._held_bytes = once_bytes + int(np.dot(columns.allocated_bytes, again))
-                found.take_coldest(once, once_bytes - self.once_bytes)
-                found.take_coldest(again)
+                kinds = _Kinds(columns)
+                if not part_of:
+                    self._learn(kinds)
+                # Of a part of the pool, blocks used once have the same part of their space.
+                room_bytes = self.once_bytes * kinds.held_bytes // max(1, self._held_bytes)
+                found.take_coldest(kinds.once, kinds.once_bytes - room_bytes)
+                found.take_coldest(kinds.again)
             found.take_rank(rank)
         return found.inos()
+
+    def survey(self, columns: Columns) -> None:
+        """Learn how many blocks of each kind there are; see ``EvictionPolicy``."""
+        self._learn(_Kinds(as_of_now(columns)))
+
+    def _learn(self, kinds: "_Kinds") -> None:
+        self._counts = int(np.count_nonzero(kinds.once)), int(np.count_nonzero(kinds.again))
+        self._held_bytes = kinds.held_bytes
 
     def used(self, name_hash: int) -> None:
         """Learn nothing from it."""
@@ -221,6 +259,18 @@ class Arc:
         """Return after how many evictions of its kind a ghost is forgotten: ARC's B1 and B2."""
         once, again = self._counts
         return again, once
+
+
+class _Kinds:
+    """The published rows, as masks: of blocks used once, and of those used again."""
+
+    def __init__(self, columns: Columns) -> None:
+        of_rank = _of_rank(columns, Rank.PUBLISHED)
+        self.once: Final = of_rank & (columns.touches < 2)
+        self.again: Final = of_rank & ~self.once
+        self.once_bytes: Final = int(np.dot(columns.allocated_bytes, self.once))
+        again_bytes = int(np.dot(columns.allocated_bytes, self.again))
+        self.held_bytes: Final = self.once_bytes + again_bytes
 
 
 class Adaptive:
@@ -256,21 +306,27 @@ class Adaptive:
         count_max: int,
         ranks: Sequence[Rank] = EVICTABLE,
         but_not: NDArray[np.uint64] = NOTHING,
+        part_of: int = 0,
     ) -> NDArray[np.uint64]:
         """Return inode numbers, first to go first; see ``EvictionPolicy``."""
-        columns = _as_of_now(columns)
+        columns = as_of_now(columns)
         published = _of_rank(columns, Rank.PUBLISHED)
         once = published & (columns.touches < 2)
-        self._held = int(np.count_nonzero(published))
+        if not part_of:
+            self._held = int(np.count_nonzero(published))
         if self.once_first:
             # Blocks stored after this plan should go first, so name few blocks used again.
             count_max = min(count_max, max(_AGAIN_MAX, int(np.count_nonzero(once))))
-        found = _Found(columns, bytes_wanted, count_max, but_not)
+        found = _Found(columns, bytes_wanted, count_max, but_not, part_of)
         for rank in ranks:
             if rank is Rank.PUBLISHED and self.once_first:
                 found.take_coldest(once)
             found.take_rank(rank)
         return found.inos()
+
+    def survey(self, columns: Columns) -> None:
+        """Learn how many blocks there are; see ``EvictionPolicy``."""
+        self._held = int(np.count_nonzero(_of_rank(as_of_now(columns), Rank.PUBLISHED)))
 
     def used(self, name_hash: int) -> None:
         """A block of the sample was used again."""
@@ -296,9 +352,16 @@ class _Found:
     """Victims found so far, and how much is still wanted. Sets of rows are masks, for speed."""
 
     def __init__(
-        self, columns: Columns, bytes_wanted: int, count_max: int, but_not: NDArray[np.uint64]
+        self,
+        columns: Columns,
+        bytes_wanted: int,
+        count_max: int,
+        but_not: NDArray[np.uint64],
+        part_of: int,
     ) -> None:
         self._columns = columns
+        #: How many rows were scanned for this.
+        self._scanned = part_of or len(columns.ino)
         self._bytes = bytes_wanted
         self._count = count_max
         self._but_not = but_not
@@ -326,16 +389,14 @@ class _Found:
         and few beside fewer: a large pool is not to be scanned for each store.
         """
         others = sum(map(len, self._taken))
-        if others > min(_AGAIN_MAX - 1, len(of_rank) // _SCANNED_AT_ONCE):
+        if others > min(_AGAIN_MAX - 1, self._scanned // _SCANNED_AT_ONCE):
             return
         if others:
             self._count = min(self._count, _AGAIN_MAX)
         if self._columns.retention is None:
             self.take_coldest(of_rank)
             return
-        priority = np.zeros(len(of_rank), np.uint8)
-        known = self._columns.retention.priority[: len(of_rank)]
-        priority[: len(known)] = known
+        priority = _padded(self._columns.retention.priority, len(of_rank))
         for level in np.unique(priority[of_rank]):
             self.take_coldest(of_rank & (priority == level))
 
@@ -392,30 +453,7 @@ class _Found:
         return rows[np.isin(self._columns.ino[rows], self._but_not, invert=True)]
 
 
-def coldest_names(
-    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
-) -> NDArray[np.uint64]:
-    """Return *count* inode numbers in the order of eviction, when names run out, not bytes.
-
-    Each block counts as one, even if it holds no space. Small blocks are not spared, because they
-    may have nearly all names. None of *but_not*. Takes milliseconds: call it in a thread.
-    """
-    each_one = columns._replace(
-        rank=_RANK_BY_NAME[columns.rank],
-        allocated_bytes=np.broadcast_to(np.uint64(1), columns.ino.shape),
-    )
-    return Lru().victims(each_one, bytes_wanted=count, count_max=count, but_not=but_not)
-
-
-def coldest_empty(
-    columns: Columns, count: int, but_not: NDArray[np.uint64] = NOTHING
-) -> NDArray[np.uint64]:
-    """Return *count* inode numbers of blocks that hold no space, as ``coldest_names`` does."""
-    empty = columns.allocated_bytes == 0
-    return coldest_names(columns._replace(ino=columns.ino * empty), count, but_not)
-
-
-def _as_of_now(columns: Columns) -> Columns:
+def as_of_now(columns: Columns) -> Columns:
     """Return *columns* in which blocks are published again whose hint has ended."""
     retention = columns.retention
     if retention is None:

@@ -242,6 +242,13 @@ class Settings:
         "/etc/subuid",
         "ranges of uids that are one tenant (docs/tenants.md); empty: each uid is one",
     )
+    tenant_idle_s: float = setting(
+        3600.0,
+        "who has not used a block for so long has no share that others must leave; 0: always has",
+        unit="s",
+        low=0,
+        high=31_536_000,
+    )
     oom_score_adj: int = setting(
         -900, "its death stalls every client, and it uses little memory", low=-1000, high=1000
     )

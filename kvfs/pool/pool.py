@@ -252,12 +252,12 @@ class Pool:
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
         )
         heat = Heat(
-            device.pool_fd,
-            self.syscalls,
+            *(device.pool_fd, self.syscalls),
             epoch=device.epoch,
             read_only=settings.read_only,
             policy=policy_named(settings.eviction),
             now_s=self.clock_ns() // SECOND_NS,
+            idle_s=settings.tenant_idle_s,
         )
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), heat.seen_ns)
         #: The clock for ages, which never steps (ns; age_clock.py).
@@ -266,7 +266,7 @@ class Pool:
         pins = Pins(self.index, accounts.pinned)
         ranks = Ranks(
             *(self.index, heat, policies, pins, hints, shares),
-            *(self.space.bounds, self.empty_names_too_many),
+            *(self.space.bounds, accounts.tenants, self.empty_names_too_many),
         )
         return RuleParts(policies, pins, hints, leases, heat, ranks)
 

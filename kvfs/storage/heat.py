@@ -12,11 +12,13 @@ from typing import Final
 
 import numpy as np
 
+from kvfs.core.account import ROOT, TenantId
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.age_clock import HeatMarks
 from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, copy_rows, grown, saved_s, zero_rows
 from kvfs.storage.heat_hints import ALWAYS_S, HeatHints, Told
+from kvfs.storage.heat_tenants import HeatTenants
 from kvfs.storage.row_table import RowTable
 from kvfs.storage.syscalls import Syscalls
 
@@ -44,10 +46,12 @@ class Heat:
         read_only: bool,
         policy: EvictionPolicy,
         now_s: int,
+        idle_s: float = 0.0,
     ) -> None:
         """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
-        *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded.
+        *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded. A
+        tenant that has used none of its blocks for *idle_s* is idle (fair_shares.py; 0: none is).
         """
         self.policy = policy
         self._pool_fd = pool_fd
@@ -62,6 +66,12 @@ class Heat:
         self._now_s = now_s
         #: Whether any block was told of, or may have a hint of its own.
         self.is_hinted = False
+        #: The tenant of the first block; whose the blocks are, None before there is a second one;
+        #: and whether that is known of all.
+        self._tenant: TenantId | None = None
+        self._tenants: HeatTenants | None = None
+        self._tenants_known = False
+        self._idle_ns = int(idle_s * SECOND_NS)
         #: A block with a lower stamp would have gone by now, had no hint retained it.
         self._evicted_stamp = 0
         #: How often such a block was used, in how many bursts.
@@ -90,9 +100,16 @@ class Heat:
         return self._table.find(ino) != 0
 
     def put(
-        self, ino: InodeNo, allocated_bytes: int, rank: Rank, name_hash: int, *, used_s: int = -1
+        self,
+        ino: InodeNo,
+        allocated_bytes: int,
+        rank: Rank,
+        name_hash: int,
+        *,
+        used_s: int = -1,
+        tenant: TenantId = ROOT,
     ) -> None:
-        """Add or update block *ino*; a new one counts as touched.
+        """Add or update block *ino* of *tenant*; a new one counts as touched.
 
         *name_hash* (32 bits) recognises the name after the block was evicted. *used_s* is set if a
         scan found the block: when it was last used (seconds since the epoch). Never raises.
@@ -100,10 +117,14 @@ class Heat:
         row = self._table.find(ino)
         if row:
             self.held_bytes[self._rank[row]] -= self._allocated[row]
+            if self._tenants is not None:
+                self._tenants.leave(row, self._allocated[row])
         elif self._read_only:
             return
         else:
             row = self._enter(ino, used_s)
+        if tenant != self._tenant or self._tenants is not None:
+            self._own(row, tenant, allocated_bytes)
         self._allocated[row] = allocated_bytes
         self._rank[row] = rank
         self._name_hash[row] = name_hash
@@ -111,6 +132,24 @@ class Heat:
         if not self._touches[row] and rank is not Rank.NEVER:
             # Not earlier: until its rename a block has a temporary name, unknown to the policy.
             self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
+
+    def _own(self, row: int, tenant: TenantId, allocated_bytes: int) -> None:
+        """Note whose the block in *row* is, which counts in no sum at this moment."""
+        if self._tenant is None:
+            self._tenant = tenant
+            return
+        if self._tenants is None:
+            self._tenants = HeatTenants(self._tenant, sum(self.held_bytes))
+        self._tenants.enter(row, tenant, allocated_bytes, len(self._rows.ino))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several tenants, and it is known whose each block is."""
+        return self._tenants is not None and self._tenants_known
+
+    def know_tenants(self) -> None:
+        """Note that the tenants of all blocks are told: HEAT does not have them."""
+        self._tenants_known = True
 
     def touch(self, ino: InodeNo) -> None:
         """Note that block *ino* was used, if it is known."""
@@ -179,6 +218,11 @@ class Heat:
         if row and self._touched[row] < stamp:
             self._touched[row] = stamp
 
+    def allocated_bytes(self, ino: InodeNo) -> int:
+        """Return the allocated bytes of block *ino*, 0 if it is not known."""
+        row = self._table.find(ino)
+        return self._allocated[row] if row else 0
+
     def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
         """Return the allocated bytes of block *ino* if it has *rank*, else None."""
         row = self._table.find(ino)
@@ -237,6 +281,8 @@ class Heat:
         row = self._table.remove(ino)
         if row:
             self.held_bytes[self._rank[row]] -= self._allocated[row]
+            if self._tenants is not None:
+                self._tenants.drop(row, self._allocated[row])
             self._ino[row] = 0
             self._free.append(row)
             if self._hints is not None:
@@ -259,8 +305,13 @@ class Heat:
         """Return all rows for a scan, in any thread. They may change during the scan."""
         rows = self._rows
         retention = None if self._hints is None else self._hints.columns(self._now_s)
+        owners = None
+        if self._tenants is not None and self._tenants_known:
+            since_ns = self._now_s * SECOND_NS - self._idle_ns if self._idle_ns else 0
+            owners = self._tenants.columns(self._marks.stamp_at(since_ns) or 0)
         return Columns(
-            rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank, retention
+            *(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank),
+            *(retention, owners),
         )
 
     def run_due(self, now_s: float) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvfs.core.changed import Reason
 from kvfs.core.errors import NoSpace
-from kvfs.core.eviction_policy import EVICTABLE, Columns, coldest_empty, coldest_names
+from kvfs.core.eviction_policy import EVICTABLE, Columns, Lru, Rank
+from kvfs.core.fair_shares import InOrder, Plan
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.engine.eviction.reclaim import BATCH, CALL_MAX, Reclaim
 from kvfs.engine.eviction.units import UsesOfUnits
@@ -43,6 +44,29 @@ _PAUSE_PART: Final = 1 / 16
 _PAUSE_LEAST_S: Final = 0.25
 _PAUSE_MOST_S: Final = 60.0
 _RANKS: Final = tuple(int(rank) for rank in EVICTABLE)
+#: The rank that counts when blocks are evicted for their names, by the usual rank.
+_RANK_BY_NAME: Final = np.array(
+    [Rank.PUBLISHED if rank is Rank.SMALL else rank for rank in Rank], np.uint8
+)
+
+
+def _coldest_names(columns: Columns, count: int, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return *count* inode numbers in the order of eviction, when names run out, not bytes.
+
+    Each block counts as one, even if it holds no space. Small blocks are not spared, because they
+    may have nearly all names. None of *but_not*. Takes milliseconds: call it in a thread.
+    """
+    each_one = columns._replace(
+        rank=_RANK_BY_NAME[columns.rank],
+        allocated_bytes=np.broadcast_to(np.uint64(1), columns.ino.shape),
+    )
+    return Lru().victims(each_one, bytes_wanted=count, count_max=count, but_not=but_not)
+
+
+def _coldest_empty(columns: Columns, count: int, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return *count* inode numbers of blocks that hold no space, as ``_coldest_names`` does."""
+    empty = columns.allocated_bytes == 0
+    return _coldest_names(columns._replace(ino=columns.ino * empty), count, but_not)
 
 
 class IndexGrowth:
@@ -75,9 +99,9 @@ class NameEviction:
 
     def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
         self._pool = pool
-        self._of_all = _Turns(pool, reclaim, coldest_names)
+        self._of_all = _Turns(pool, reclaim, _coldest_names)
         #: Evicts empty files, if the device has less space than the capacity.
-        self._of_empty = _Turns(pool, reclaim, coldest_empty)
+        self._of_empty = _Turns(pool, reclaim, _coldest_empty)
 
     def run_due(self) -> None:
         """Evict as many blocks as there are names too many, in turns of milliseconds."""
@@ -129,8 +153,8 @@ class _Turns:
             count = max(count, len(self._pool.rules.heat) // _PLAN_PART)
         count = min(count, _PLAN_MAX)
 
-        def choose(columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
-            return self._coldest(columns, count, but_not)
+        def choose(columns: Columns, but_not: NDArray[np.uint64]) -> Plan:
+            return InOrder(self._coldest(columns, count, but_not).tolist())
 
         return self._victims.replan(choose)
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from kvfs.core.changed import Reason, Why
 from kvfs.core.errors import Damaged, KvfsError
-from kvfs.core.eviction_policy import EVICTABLE, Columns
+from kvfs.core.eviction_policy import Columns
+from kvfs.core.fair_shares import Plan, plan_of
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.eviction.units import Units, Victim
@@ -31,6 +32,8 @@ CALL_MAX: Final = 256
 _PLAN_MAX: Final = 1024
 #: A plan expires after this, because its blocks may have been used since.
 _PLAN_AGE_S: Final = 1.0
+#: A plan is exact to this part of the pool about who has more than its share.
+_SLACK_PART: Final = 256
 #: After a search that found nothing, the next one starts no sooner than this.
 _BARREN_S: Final = 0.1
 _ROUNDS: Final = 4
@@ -216,18 +219,20 @@ class Reclaim:
         if done:
             self._victims.drop()
 
-    def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        return self._pool.rules.heat.policy.victims(
+    def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> Plan:
+        capacity_bytes = self._pool.space.taken.capacity_bytes
+        return plan_of(
+            self._pool.rules.heat.policy,
             columns,
-            bytes_wanted=self._pool.space.taken.capacity_bytes,  # many of them may be in use
+            bytes_wanted=capacity_bytes,  # many of them may be in use
             count_max=_PLAN_MAX,
-            ranks=EVICTABLE,
             but_not=but_not,
+            slack_bytes=capacity_bytes // _SLACK_PART,
         )
 
     def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
         """Return victims of the plan that can go now, for *size_bytes*, with their sidecars."""
-        self._victims.drop_if_old()
+        self._victims.begin_batch()
         batch: dict[InodeNo, InodeRecord] = {}
         held_bytes = 0
         while len(batch) < BATCH and held_bytes < size_bytes:

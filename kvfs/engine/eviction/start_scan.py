@@ -144,6 +144,7 @@ class StartScan:
             return True
         self._pool.space.node_shares.reach(LAST_INODE)
         self._pool.figures.held.end()
+        self._pool.rules.heat.know_tenants()
         return False
 
     def _rank_inodes(self) -> bool:

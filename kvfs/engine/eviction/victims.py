@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import stat
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.errors import Damaged
 from kvfs.core.eviction_policy import Columns, Rank
+from kvfs.core.fair_shares import InOrder, Plan
 from kvfs.core.lifecycle import State, label
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.open.open_inodes import OpenInode
@@ -30,7 +30,7 @@ _REFUSED_MAX: Final = 4096
 _REFUSED_S: Final = 1.0
 
 #: Returns inodes of the columns in the order of eviction, but none of the array (some thousands).
-Choose = Callable[[Columns, NDArray[np.uint64]], NDArray[np.uint64]]
+Choose = Callable[[Columns, NDArray[np.uint64]], Plan]
 #: Suffixes of files with the metadata of a block, added to its name or in place of its suffix:
 #: LMCache GDS (K.kvcache.safetensors.metadata), Mooncake (K.bucket, K.meta).
 _ADDED: Final = (b".metadata", b".meta")
@@ -150,19 +150,22 @@ class Victims:
         self._barren_s = barren_s
         self._age_s = age_s
         self._forgotten = forgotten
-        self._queue: deque[InodeNo] = deque()
-        self._plan: NDArray[np.uint64] | None = None
+        #: The present plan, and one that is found and does not count yet.
+        self._plan: Plan = InOrder()
+        self._found: Plan | None = None
         self._refused: dict[InodeNo, None] = {}
         self._refused_since_s = -math.inf
         self._barren_until_s = -math.inf
         self._taken_s = -math.inf
         #: The heat's clock when the plan began: a block touched since is not cold any more.
         self._stamp = 0
+        #: Whether it was made for several tenants.
+        self._shared = False
         #: Whether a scan runs in the thread.
         self.planning = False
 
     def __bool__(self) -> bool:
-        return bool(self._queue)
+        return bool(self._plan)
 
     @property
     def takes_long(self) -> bool:
@@ -171,16 +174,22 @@ class Victims:
 
     def next(self) -> InodeNo | None:
         """Take the next victim that was not used since the plan was made."""
-        touched = self._pool.rules.heat.touched
-        while self._queue:
-            ino = self._queue.popleft()
-            if touched(ino) < self._stamp:
-                return ino
-        return None
+        return self._plan.next(self._pool.rules.heat, self._stamp)
 
     def put_back(self, ino: InodeNo) -> None:
-        """Let *ino* be the next victim again."""
-        self._queue.appendleft(ino)
+        """Let *ino*, which was taken last, be the next victim again."""
+        self._plan.put_back(ino)
+
+    def begin_batch(self) -> None:
+        """Those that were taken before have gone, or stay.
+
+        Forget the plan if it has expired: its victims may have been used since, or it was made for
+        one tenant alone.
+        """
+        is_old = self._pool.monotonic_s() - self._taken_s > self._age_s
+        if is_old or self._pool.rules.heat.is_shared is not self._shared:
+            self.drop()
+        self._plan.begin_batch()
 
     def refuse(self, ino: InodeNo) -> None:
         """Leave *ino*, which may not go now, out of the next plans for a while."""
@@ -192,12 +201,7 @@ class Victims:
 
     def drop(self) -> None:
         """Forget the plan, because a new one would have other victims."""
-        self._queue.clear()
-
-    def drop_if_old(self) -> None:
-        """Forget the plan if it has expired: its victims may have been used since."""
-        if self._pool.monotonic_s() - self._taken_s > self._age_s:
-            self.drop()
+        self._plan = InOrder()
 
     def is_barren(self) -> bool:
         """Whether a plan found nothing so recently that no other one may begin."""
@@ -214,16 +218,16 @@ class Victims:
 
     def replan(self, choose: Choose) -> bool:
         """Let *choose* find more victims; True if there are some now."""
-        if self._plan is None and not self.planning and not self.is_barren():
+        if self._found is None and not self.planning and not self.is_barren():
             self._begin(choose)
-        plan, self._plan = self._plan, None
-        if plan is None:
+        found, self._found = self._found, None
+        if found is None:
             return False
-        self._queue = deque(InodeNo(int(ino)) for ino in plan)
+        self._plan = found
         self._taken_s = self._pool.monotonic_s()
-        if not self._queue:
+        if not found:
             self.rest()
-        return bool(self._queue)
+        return bool(found)
 
     def _begin(self, choose: Choose) -> None:
         now_s = self._pool.monotonic_s()
@@ -233,17 +237,17 @@ class Victims:
         self.drop()  # its victims are older than the new stamp
         heat = self._pool.rules.heat
         but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
-        columns, self._stamp = heat.columns(), heat.stamp
+        columns, self._stamp, self._shared = heat.columns(), heat.stamp, heat.is_shared
         scan = functools.partial(choose, columns, but_not)
         if self.takes_long:
             self.planning = True
             self._pool.background.submit_long(functools.partial(self._in_the_thread, scan))
         else:
-            self._plan = scan()
+            self._found = scan()
 
-    def _in_the_thread(self, scan: Callable[[], NDArray[np.uint64]]) -> None:
+    def _in_the_thread(self, scan: Callable[[], Plan]) -> None:
         try:
-            self._plan = scan()
+            self._found = scan()
         finally:
             self.planning = False
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.account import Taken
+from kvfs.core.account import Taken, Tenants
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.checksum import crc32c
 from kvfs.core.directory_policy import PIN, DirectoryPolicy
@@ -195,9 +195,9 @@ class Pins:
 
 
 class Ranks:
-    """Gives each block its rank in the heat."""
+    """Gives each block its rank in the heat, and its tenant."""
 
-    follows: Final = frozenset(Why) - {Why.CREATED, Why.DRAFTED, Why.SET}
+    follows: Final = frozenset(Why) - {Why.CREATED, Why.DRAFTED}
 
     def __init__(
         self,
@@ -208,6 +208,7 @@ class Ranks:
         hints: Hints,
         shares: LeaseShares,
         bounds: StayBounds,
+        tenants: Tenants,
         empty_names_too_many: Callable[[], int],
     ) -> None:
         self._index = index
@@ -217,6 +218,7 @@ class Ranks:
         self._hints = hints
         self._shares = shares
         self._bounds = bounds
+        self._tenants = tenants
         self._empty_names_too_many = empty_names_too_many
 
     def follow(self, changed: Changed) -> None:
@@ -227,6 +229,10 @@ class Ranks:
                 self._heat.evicted(ino, for_space=changed.reason is Reason.SPACE)
             else:
                 self._heat.drop(ino)
+        elif why is Why.SET:
+            before = changed.before
+            if before is not None and before.uid != record.uid and ino in self._heat:
+                self.enter(ino, record)  # it is another tenant's now
         elif why not in _NO_USE:
             self.enter(ino, record)
             before = changed.before
@@ -246,7 +252,11 @@ class Ranks:
                 and self._may_be_kept(ino, record.allocated_bytes)
             ):
                 rank = Rank.KEPT
-            self._heat.put(ino, record.allocated_bytes, rank, name_hash(record), used_s=used_s)
+            self._heat.put(
+                *(ino, record.allocated_bytes, rank, name_hash(record)),
+                used_s=used_s,
+                tenant=self._tenants[record.uid],
+            )
             if (policy.hint is not None or self._heat.is_hinted) and not policy.unit:
                 self._hints.bias(ino, rank, policy.hint)
 
@@ -271,7 +281,10 @@ class Ranks:
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep block *ino* out of eviction plans until something about it changes."""
         if ino in self._heat:
-            self._heat.put(ino, record.allocated_bytes, Rank.NEVER, name_hash(record))
+            tenant = self._tenants[record.uid]
+            self._heat.put(
+                ino, record.allocated_bytes, Rank.NEVER, name_hash(record), tenant=tenant
+            )
 
     def why_kept(self, ino: InodeNo, policy: DirectoryPolicy) -> str | None:
         """Return what keeps *ino*, in a directory with *policy*, from eviction; None: nothing."""

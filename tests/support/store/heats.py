@@ -21,6 +21,7 @@ def opened(
     syscalls: Syscalls | None = None,
     read_only: bool = False,
     now_s: int = NOW_S,
+    idle_s: float = 0.0,
 ) -> Heat:
     """Return the heat of the pool, as a start finds it."""
     return Heat(
@@ -30,6 +31,7 @@ def opened(
         read_only=read_only,
         policy=policy_named(policy),
         now_s=now_s,
+        idle_s=idle_s,
     )
 
 

@@ -1,0 +1,85 @@
+"""Whose each block is: a row a block, beside the rows of the heat; only in memory.
+
+There are none before a second tenant has a block. A tenant has a slot, a number for the row, which
+takes 2 bytes. Slots are bounded: tenants beyond that share one, and are one to eviction.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from kvfs.core.account import TenantId
+from kvfs.core.block_owners import Owners
+
+#: Some arrays of 8 bytes a slot are copied and summed for each plan.
+SLOTS_MAX: Final = 1 << 10
+
+
+class HeatTenants:
+    """The rows of one heat. A scan in a thread may read them meanwhile."""
+
+    def __init__(self, first: TenantId, stored_bytes: int) -> None:
+        """All blocks are of the tenant *first*, and hold *stored_bytes*."""
+        self._slots = {first: 0}
+        #: The tenant of each slot; the last one is that of all others.
+        self._tenants = [first]
+        self._rows = np.zeros(0, np.uint16)
+        self._stored_bytes = np.zeros(SLOTS_MAX, np.int64)
+        self._gone_bytes = np.zeros(SLOTS_MAX, np.int64)
+        self._weight = np.ones(SLOTS_MAX, np.float64)
+        # A memoryview is faster where one number is meant.
+        self._slot_of = self._rows.data
+        self._stored = self._stored_bytes.data
+        self._gone = self._gone_bytes.data
+        self._stored[0] = stored_bytes
+
+    def enter(self, row: int, tenant: TenantId, size_bytes: int, rows: int) -> None:
+        """Note that the block in *row* of *rows* is the *tenant*'s, and holds *size_bytes*."""
+        slot = self._slots.get(tenant)
+        if slot is None:
+            slot = self._slot_for(tenant)
+        if row >= len(self._slot_of):
+            self._rows = np.pad(self._rows, (0, rows - len(self._rows)))
+            self._slot_of = self._rows.data
+        self._slot_of[row] = slot
+        self._stored[slot] += size_bytes
+
+    def leave(self, row: int, size_bytes: int) -> None:
+        """Note that the block in *row*, of *size_bytes*, gets another size or tenant."""
+        self._stored[self._slot_at(row)] -= size_bytes
+
+    def drop(self, row: int, size_bytes: int) -> None:
+        """Note that the block in *row*, of *size_bytes*, is gone."""
+        slot = self._slot_at(row)
+        self._stored[slot] -= size_bytes
+        self._gone[slot] += size_bytes
+
+    def columns(self, idle_stamp: int) -> Owners:
+        """Return the columns for a scan; *idle_stamp* as there."""
+        return Owners(
+            self._rows,
+            self._stored_bytes,
+            self._gone_bytes,
+            self._weight,
+            idle_stamp,
+            self._stored_bytes.copy(),
+            self._gone_bytes.copy(),
+        )
+
+    def _slot_at(self, row: int) -> int:
+        return self._slot_of[row] if row < len(self._slot_of) else 0
+
+    def _slot_for(self, tenant: TenantId) -> int:
+        """Return a slot for a new tenant: one that is free, or whose tenant stores nothing now."""
+        slot = len(self._tenants)
+        if slot < SLOTS_MAX - 1:
+            self._tenants.append(tenant)
+        else:
+            unused = np.flatnonzero(self._stored_bytes[: SLOTS_MAX - 1] == 0)
+            if not len(unused):
+                return SLOTS_MAX - 1
+            slot = int(unused[0])
+            former, self._tenants[slot] = self._tenants[slot], tenant
+            self._slots.pop(former, None)
+        self._slots[tenant] = slot
+        return slot
