@@ -212,9 +212,9 @@ def test_imports_make_no_circle() -> None:
 
 
 def test_the_house_is_made_of_folders() -> None:
-    """At most ten rooms in kvfs/ and six in mount/, and nothing lies between the rooms."""
+    """At most eleven rooms in kvfs/ and six in mount/, and nothing lies between the rooms."""
     for top, most, alone in (
-        ("kvfs", 10, {"__init__"}),
+        ("kvfs", 11, {"__init__"}),
         ("mount", 6, {"__init__", "serve"}),
     ):
         assert {path.stem for path in (ROOT / top).glob("*.py")} == alone

@@ -41,6 +41,8 @@ class Mount(NamedTuple):
     """``major:minor``, which is st_dev of all files on it."""
     options: tuple[str, ...]
     """Of the mount, then of its file system."""
+    root: str = "/"
+    """The directory of the file system that is seen at the mountpoint, if it is a bind mount."""
 
 
 def mounts(pid: int = 0) -> list[Mount]:
@@ -158,6 +160,7 @@ def _parse(line: bytes) -> _Line:
         _text(fields[tail + 2]),
         fields[2].decode(),
         tuple(options),
+        _text(fields[3]),
     )
     return _Line(int(fields[0]), int(fields[1]), mount)
 

@@ -33,6 +33,7 @@ PROMPTS: Final = (1, 2, 3)
         ("OffloadingConnector", "README.md"),
         ("OffloadingConnector", "docs/connectors/vllm.md"),
         ("OffloadingConnector", "docs/connectors/object-store.md"),
+        ("OffloadingConnector", "docs/hints.md"),
         ("LMCacheMPConnector", "README.md"),
         ("LMCacheMPConnector", "docs/connectors/lmcache.md"),
     ],

@@ -13,18 +13,23 @@ import shlex
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(sys.prefix) / "unpacked" / "engine"))
+# For kvfs.bridges, which the configuration may name.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
+import msgspec
 import torch
 import vllm_choice  # noqa: F401  (before vllm: it takes or refuses the C module)
 from json_lines import serve
 from patterns import UNTOUCHED, pattern
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
@@ -48,6 +53,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
 )
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -172,9 +178,14 @@ class Engine:
         policy = transfer.kv_load_failure_policy
         return {"connector": cls.__name__, "role": transfer.kv_role, "policy": policy}
 
-    def open(self, command: str, kv_dir: str, cpu_bytes: int) -> dict[str, Any]:
-        """Build both from ``command``: its tier `fs` in ``kv_dir``, its memory of ``cpu_bytes``."""
-        self.config = engine_config(command, kv_dir, cpu_bytes)
+    def open(
+        self, command: str, kv_dir: str, cpu_bytes: int, tier: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Build both from ``command``: its tier in ``kv_dir``, its memory of ``cpu_bytes``.
+
+        ``tier``: further settings of the tier.
+        """
+        self.config = engine_config(command, kv_dir, cpu_bytes, tier or {})
         self.kv_caches, kv_cache_config = caches(self.config.cache_config.block_size)
         self.config.cache_config.num_gpu_blocks = GPU_BLOCKS
         block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, self.config)
@@ -184,7 +195,9 @@ class Engine:
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=block_size,
             hash_block_size=hash_block_size,
+            log_stats=True,
         )
+        self.hint_counts: Counter[str] = Counter()
         self.connector = self.scheduler.connector
         self.manager = self.connector.connector_scheduler.manager
         self.worker = OffloadingConnector(self.config, KVConnectorRole.WORKER, kv_cache_config)
@@ -209,18 +222,30 @@ class Engine:
             "load_failure_policy": self.config.kv_transfer_config.kv_load_failure_policy,
         }
 
-    def ask(self, prompt: int, tokens: int) -> dict[str, Any]:
+    def ask(
+        self, prompt: int, tokens: int, system_tokens: int = 0, **hints: dict[str, Any]
+    ) -> dict[str, Any]:
         """Serve one request of ``tokens`` tokens; how many of them came from the tier, and right.
 
-        A token more is asked for, since the engine computes a prompt's last one itself.
+        A token more is asked for, since the engine computes a prompt's last one itself. The first
+        ``system_tokens`` are those of prompt 0. Of ``hints`` it takes ``kv_hints``, an envelope
+        as a dict, and ``kv_transfer_params``.
         """
         self.requests += 1
+        self.system_tokens = system_tokens
+        params = SamplingParams(max_tokens=1)
+        if "kv_transfer_params" in hints:
+            params.extra_args = {"kv_transfer_params": hints["kv_transfer_params"]}
         request = Request(
             request_id=f"request-{self.requests}",
-            prompt_token_ids=[prompt * 1000 + position % 997 for position in range(tokens + 1)],
-            sampling_params=SamplingParams(max_tokens=1),
+            prompt_token_ids=[
+                self._whose(prompt, position) * 1000 + position % 997
+                for position in range(tokens + 1)
+            ],
+            sampling_params=params,
             pooling_params=None,
             block_hasher=self.hasher,
+            kv_hints=envelope(hints["kv_hints"]) if "kv_hints" in hints else None,
         )
         self.scheduler.add_request(request)
         told: dict[str, Any] = {}
@@ -234,7 +259,11 @@ class Engine:
         return told
 
     def settle(self) -> None:
-        """Let the tiers finish what they were given."""
+        """Let the tiers finish what they were given, and learn which requests have ended.
+
+        vLLM's engine makes such a step, too, while the scheduler has_finished_requests.
+        """
+        self._step(0, {})
         for tier in self.manager.secondary_tiers:
             tier.drain_jobs()
         until_s = time.monotonic() + SERVED_WAIT_S
@@ -252,12 +281,45 @@ class Engine:
         primary = self.manager.primary_tier
         primary.reset_cache()
 
+    def hints(self) -> dict[str, int]:
+        """What vLLM's metrics say of the tier's hints, by result."""
+        self._step(0, {})
+        return dict(self.hint_counts)
+
+    def forget_hints(self) -> None:
+        """Let the time pass for which the tier keeps hints that nobody takes."""
+        (tier,) = self.manager.secondary_tiers
+        tier._hints.close()
+
+    def read_events(self, batches: str) -> list[dict[str, Any]]:
+        """What vLLM makes of messages of its format, one after the other, in hex."""
+        left, decoder = bytes.fromhex(batches), msgspec.msgpack.Decoder(KVEventBatch)
+        found: list[dict[str, Any]] = []
+        while left:
+            # msgspec decodes no stream: the next message begins like this one.
+            end = left.find(left[:2], 2)
+            while True:
+                end = len(left) if end < 0 else end
+                try:
+                    batch = decoder.decode(left[:end])
+                    break
+                except msgspec.DecodeError:
+                    if end == len(left):
+                        raise
+                    end = left.find(left[:2], end + 1)
+            found += msgspec.to_builtins(batch.events)
+            left = left[end:]
+        return found
+
     def close(self) -> None:
         """Stop both sides, if they were started."""
         if self.worker is not None:
             self.worker.shutdown()
             self.scheduler.shutdown()
             self.worker = None
+
+    def _whose(self, prompt: int, position: int) -> int:
+        return 0 if position < self.system_tokens else prompt
 
     def _step(self, prompt: int, told: dict[str, Any]) -> None:
         output = self.scheduler.schedule()
@@ -273,7 +335,7 @@ class Engine:
         worker_meta = self.worker.build_connector_worker_meta()
         self.worker.clear_connector_metadata()
         names = [request.request_id for request in self.scheduler.running]
-        self.scheduler.update_from_output(
+        told_of = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
                 req_ids=names,
@@ -286,6 +348,12 @@ class Engine:
                 ),
             ),
         )
+        for outputs in told_of.values():
+            payload = outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats
+            for (result,), count in (
+                (payload or {}).get("data", {}).get("vllm:kvfs_hints", {}).items()
+            ):
+                self.hint_counts[result] += count
 
     def _compute(self, prompt: int, blocks: list[int], hit_tokens: int) -> bool:
         """Write the pattern into the blocks to compute; whether those that came hold theirs."""
@@ -294,9 +362,10 @@ class Engine:
         for index, block in enumerate(blocks):
             for layer, pages in enumerate(self.pages):
                 page = pages[block]
-                right = torch.from_numpy(
-                    pattern(prompt * 10_000 + index, layer, page.numel())
-                ).view(torch.int8)
+                whose = self._whose(prompt, index * block_tokens)
+                right = torch.from_numpy(pattern(whose * 10_000 + index, layer, page.numel())).view(
+                    torch.int8
+                )
                 if index < hit_tokens // block_tokens:
                     intact = intact and torch.equal(page, right)
                 else:
@@ -304,7 +373,13 @@ class Engine:
         return intact
 
 
-def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> VllmConfig:
+def envelope(said: dict[str, Any]) -> KvHintsEnvelope:
+    """The envelope that vLLM makes of JSON."""
+    actions = [KvHintAction(**action) for action in said["actions"]]
+    return KvHintsEnvelope(**{**said, "actions": actions})
+
+
+def engine_config(command: str, kv_dir: str, cpu_bytes: int, more: dict[str, Any]) -> VllmConfig:
     """vLLM's configuration as its own command line makes it, for a model that is not there."""
     words = shlex.split(command)
     at = words.index("--kv-transfer-config") + 1
@@ -313,6 +388,7 @@ def engine_config(command: str, kv_dir: str, cpu_bytes: int) -> VllmConfig:
     tier = extra["secondary_tiers"][0]
     assert {"root_dir", "cpu_bytes_to_use"} <= {*tier, *extra}
     tier["root_dir"], extra["cpu_bytes_to_use"] = kv_dir, cpu_bytes
+    tier.update(more)
     words[at] = json.dumps(transfer)
     ModelRegistry.register_model("NoModel", NoModel)
     config = engine_args([*words, "--skip-tokenizer-init"]).create_engine_config()
@@ -357,4 +433,5 @@ def caches(block_tokens: int) -> tuple[list[torch.Tensor], KVCacheConfig]:
 
 
 if __name__ == "__main__":
-    serve(Engine(), "read", "open", "ask", "settle", "forget", "close")
+    verbs = ("read", "open", "ask", "settle", "forget", "hints", "forget_hints", "read_events")
+    serve(Engine(), *verbs, "close")

@@ -51,8 +51,9 @@ def _import_all() -> None:
 
     for package in (kvfs, mount):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            # What is run as a program has to find itself not imported, as if it were new.
-            if not found.name.endswith("__main__"):
+            # What is run as a program has to find itself not imported, as if it were new. Bridges
+            # are imported where an engine is.
+            if not found.name.endswith("__main__") and ".bridges." not in found.name:
                 importlib.import_module(found.name)
 
 

@@ -28,6 +28,7 @@ FLOORS: Final = (
     "kvfs.engine",
     "kvfs.client",
     "kvfs.client.nfs",
+    "kvfs.bridges",
     "kvfs.doctor",
     "kvfs.bench",
     "kvfs.bench.replay",
