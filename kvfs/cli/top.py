@@ -224,23 +224,41 @@ def configure_events(subparsers: "Subparsers") -> None:
     )
     parser.add_argument("mountpoint", metavar="MOUNT")
     parser.add_argument("--count", metavar="N", type=int, help="end after N events")
+    parser.add_argument(
+        "--format",
+        choices=("json", "vllm"),
+        default="json",
+        help="vllm: messages in msgpack as vLLM sends them, of blocks that its tier fs stored",
+    )
 
 
 def run_events(args: argparse.Namespace) -> int:
     """Print lines until the stream ends."""
     if args.count is not None and args.count < 1:
         raise UsageError("--count must be greater than 0")
+    said = _as_vllm if args.format == "vllm" else _as_line
     left = args.count
     try:
         for line in _event_lines(_events_path(args.mountpoint)):
-            if json.loads(line)["event"] in _OF_THE_STREAM:
+            if (message := said(line)) is None:
                 continue
-            print(line, flush=True)
+            sys.stdout.buffer.write(message)
+            sys.stdout.buffer.flush()
             if left is not None and (left := left - 1) == 0:
                 break
     except KeyboardInterrupt:
         sys.stderr.write("\n")
     return 0
+
+
+def _as_line(line: str) -> bytes | None:
+    return None if json.loads(line)["event"] in _OF_THE_STREAM else line.encode() + b"\n"
+
+
+def _as_vllm(line: str) -> bytes | None:
+    from kvfs.bridges.vllm_events import batch_of_event
+
+    return batch_of_event(json.loads(line))
 
 
 def _events_path(mountpoint: str) -> str:

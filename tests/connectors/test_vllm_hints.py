@@ -5,6 +5,7 @@ are real, and so are the envelope and the mount.
 """
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,8 @@ from tests.connectors.conftest import REFERENCE
 from tests.connectors.connector import Connector, Drivers
 from tests.connectors.contract import MIB
 from tests.support.clients.stepping import until
-from tests.support.mounts.mounting import ROOT, Mounted, why_no_mounts, workplace
+from tests.support.forks.process import Process
+from tests.support.mounts.mounting import KVFS, ROOT, Mounted, why_no_mounts, workplace
 from tests.support.rules.documented import of
 
 pytestmark = pytest.mark.connectors
@@ -174,6 +176,29 @@ def test_a_server_that_restarts_gets_the_next_hints(engine: Connector, small: Mo
         return bool(small.status()["hints"]["taken"] == chunks_each)
 
     until(second_are_taken, "the second, by the second server")
+
+
+def test_vllm_reads_what_events_say_in_its_format(engine: Connector, small: Mounted) -> None:
+    """`kvfs events --format vllm`, read by vLLM's own KVEventBatch."""
+    starts(engine, small)
+    count = 4
+    command = [*KVFS, "events", str(small.path), "--format=vllm", f"--count={count}"]
+    with Process(command, stdout=subprocess.PIPE, cwd=ROOT) as printing:
+        assert printing.stdout is not None
+        prompt = FIRST_OF_FLOOD
+        # It listens from some moment on, which it does not tell.
+        while printing.poll() is None:
+            asks(engine, prompt, system_tokens=0)
+            prompt += 1
+        said = printing.stdout.read()
+    events = engine.call("read_events", batches=said.hex())
+    assert len(events) == count
+    assert {one["type"] for one in events} <= {"BlockStored", "BlockRemoved"}
+    stored = [one for one in events if one["type"] == "BlockStored"]
+    hashes = {int(path.stem[-16:], 16) for path in chunks(small)}
+    assert {one["block_hashes"][0] for one in stored} <= hashes
+    assert stored
+    assert all(one["medium"] == "STORAGE" and one["group_idx"] == 0 for one in events)
 
 
 def test_the_page_shows_the_envelope_of_this_test() -> None:
