@@ -149,9 +149,7 @@ class Pool:
             self.open.inodes,
             self.open.notes,
             self.unfinished,
-            self.durable.identities,
-            self.kernel,
-            self.at_hand,
+            *(self.durable.identities, self.kernel, self.at_hand),
             lambda: self.clock_ns(),
             lambda: self.monotonic_s(),
         )
