@@ -22,7 +22,7 @@ from kvfs.core.pool_layout import INODES
 from kvfs.core.types import PAGE_BYTES, DeviceState
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
-from kvfs.machine.hardware import endurance_left, written_bytes
+from kvfs.machine.hardware import endurance_left, is_short_of_cpu, written_bytes
 from kvfs.machine.kernel_log import KernelLog
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
@@ -49,6 +49,9 @@ _SLOW_S: Final = 1.0
 #: but at least for this long, is suspect.
 _SUSPECT_TIMES: Final = 8
 _SUSPECT_S: Final = 0.7
+#: Where CPUs are short it is suspect only after this: the kernel's threads below a loop device, an
+#: NVMe target or dm-crypt wait for a CPU as the server does.
+_SUSPECT_SHORT_S: Final = 2.5
 #: At most so much of the time between two looks counts. If more has passed, this process was held
 #: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
 _LOOK_MAX_S: Final = 1.0
@@ -63,11 +66,13 @@ class DeviceProbe:
         silent_s: float,
         monotonic_s: Callable[[], float],
         syscalls: Syscalls,
+        is_short: Callable[[], bool] = is_short_of_cpu,
     ) -> None:
         """*pool_fd* is the pool's directory; the device is silent after *silent_s*.
 
-        Raises OSError.
+        *is_short*: whether the machine lacks CPUs. Raises OSError.
         """
+        self._is_short = is_short
         #: Open as long as the store: without a free descriptor the device would not be asked.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = open_direct(lambda direct: syscalls.open(INODES, flags | direct, dir_fd=pool_fd))
@@ -140,7 +145,9 @@ class DeviceProbe:
         """
         waited_s = self._waited_at(self._monotonic_s())
         usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self._took_s)
-        return waited_s >= min(usual_s, self._silent_s)
+        if waited_s < min(usual_s, self._silent_s):
+            return False
+        return waited_s >= min(_SUSPECT_SHORT_S, self._silent_s) or not self._is_short()
 
     @property
     def is_waiting(self) -> bool:

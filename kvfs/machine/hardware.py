@@ -21,6 +21,9 @@ _TRIPS: Final = 400
 #: Trips that are not counted, because the other program is still starting.
 _UNCOUNTED: Final = 50
 _SYSCTL: Final = "/proc/sys"
+_CPU_PRESSURE: Final = "/proc/pressure/cpu"
+#: Of the time; a machine with a few more tasks than cores has half of it.
+_SHORT_SHARE: Final = 0.75
 #: For how long a request to a FUSE server may take, in s (0: no limit); since Linux 6.15. Over it
 #: the kernel aborts the whole connection (fuse_check_timeout in fs/fuse/dev.c). The first holds if
 #: the server names none at INIT, the second for all (init_server_timeout in fs/fuse/inode.c).
@@ -98,6 +101,24 @@ _LAYERS_MAX: Final = 8
 _ATA_WEAR: Final = frozenset(
     {"Media_Wearout_Indicator", "Wear_Leveling_Count", "SSD_Life_Left", "Percent_Lifetime_Remain"}
 )
+
+
+def is_short_of_cpu() -> bool:
+    """Whether something runnable has waited for a CPU for most of the last ten seconds.
+
+    False if it cannot be told (Documentation/accounting/psi.rst in the kernel's sources).
+    """
+    try:
+        with open(_CPU_PRESSURE, encoding="ascii") as file:
+            return parse_pressure(file.readline()) >= _SHORT_SHARE
+    except (OSError, ValueError):
+        return False
+
+
+def parse_pressure(line: str) -> float:
+    """Return the share of ten seconds (0-1) in "some avg10=12.34 ...". Raises ValueError."""
+    _, _, rest = line.partition(" avg10=")
+    return float(rest.split(" ", 1)[0]) / 100
 
 
 def written_bytes(device: int) -> int | None:

@@ -49,9 +49,12 @@ class Probed:
         (directory / INODES).write_bytes(b"range")
         self.calls = HeldSyscalls()
         self.now_s = 100.0
+        self.is_short = False
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self.probe = DeviceProbe(fd, SILENT_S, lambda: self.now_s, self.calls)
+            self.probe = DeviceProbe(
+                fd, SILENT_S, lambda: self.now_s, self.calls, lambda: self.is_short
+            )
         finally:
             os.close(fd)
 
@@ -209,6 +212,20 @@ def test_a_server_that_was_stopped_itself_suspects_the_device_for_a_second_at_mo
     probed.stop(2.5)
     probed.stop(60.0)
     assert not probed.probe.is_suspect
+
+
+def test_where_cpus_are_short_it_is_suspect_later(probed: Probed) -> None:
+    """[device-aside] The kernel's own threads below it may wait for one."""
+    probed.is_short = True
+    probed.calls.answers.clear()
+    probed.tick()
+    probed.tick(2.25)
+    assert not probed.probe.is_suspect
+    probed.is_short = False
+    assert probed.probe.is_suspect
+    probed.is_short = True
+    probed.tick(0.25)
+    assert probed.probe.is_suspect
 
 
 def take_s(probed: Probed, took_s: float) -> None:

@@ -1,7 +1,11 @@
-"""What a wake-up costs is measured between two CPUs, and leaves the caller where it was."""
+"""What the machine is: what a wake-up costs, which moves nobody, and whether CPUs are short."""
 
 import os
+from pathlib import Path
 
+import pytest
+
+from kvfs.machine import hardware
 from kvfs.machine.hardware import halt_poll_ns, round_trip_us
 
 
@@ -33,3 +37,28 @@ def test_the_halt_polling_is_read_where_there_is_any() -> None:
             assert found == int(file.read())
     else:
         assert found is None
+
+
+@pytest.mark.parametrize(
+    ("told", "is_short"),
+    [
+        ("some avg10=75.00 avg60=1.00 avg300=0.00 total=1\nfull avg10=0.00\n", True),
+        ("some avg10=74.99 avg60=99.00 avg300=99.00 total=1\nfull avg10=99.00\n", False),
+        ("", False),
+        ("some\n", False),
+        (None, False),
+    ],
+)
+def test_whether_cpus_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, *, is_short: bool
+) -> None:
+    """A kernel without PSI tells nothing."""
+    if told is not None:
+        (tmp_path / "cpu").write_text(told)
+    monkeypatch.setattr(hardware, "_CPU_PRESSURE", str(tmp_path / "cpu"))
+    assert hardware.is_short_of_cpu() == is_short
+
+
+def test_this_kernel_tells_whether_cpus_are_short() -> None:
+    with open("/proc/pressure/cpu", encoding="ascii") as file:
+        assert 0 <= hardware.parse_pressure(file.readline()) <= 1
