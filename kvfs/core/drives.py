@@ -9,6 +9,9 @@ number is serial. So it is the same as one of drive 0.
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvfs.core.errors import Damaged
 from kvfs.core.types import DriveNo, InodeNo
 
@@ -37,6 +40,13 @@ class Numbering:
         """Return the number of the drive that holds *ino*'s file."""
         return DriveNo(ino >> self._shift)
 
+    def drives(self, inos: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the number of the drive that holds each file of *inos*."""
+        if self._shift == _ALL_BITS:
+            return np.zeros_like(inos)
+        numbers: NDArray[np.uint64] = inos >> np.uint64(self._shift)
+        return numbers
+
     def serial(self, ino: InodeNo) -> InodeNo:
         """Return the serial number of *ino*, which is its number on drive 0."""
         return InodeNo(ino & self._mask)
@@ -63,12 +73,22 @@ class ByDrive(Generic[T]):
             raise Damaged(f"inode {ino:#x}: the pool has no such drive") from None
 
 
+#: A drive that was given so much more than its part, as a share of what it can hold, is ahead.
+_AHEAD: Final = 1 / 64
+#: No drive is held to be further behind: one that did not answer for a while, or is new, is not
+#: given all at once.
+_BEHIND_MOST: Final = 1 / 16
+
+
 class DriveTurns:
     """Takes drives in turn, each as often as what it can hold is of the whole.
 
     So drives of different sizes fill at the same rate. The turns of one are as far apart as they
     can be: each drive earns its weight at every turn, and the one that is owed most has it and pays
     for all (smooth weighted round robin, as in nginx).
+
+    How large a block will be is not known at its turn. So what was stored is counted as well, and
+    tells which drive is ahead: its blocks would go sooner than those of others.
     """
 
     def __init__(self, capacities_bytes: Sequence[int]) -> None:
@@ -76,12 +96,29 @@ class DriveTurns:
         self._weights: Final = tuple(capacities_bytes)
         self._whole: Final = sum(capacities_bytes)
         self._owed = [0] * len(self._weights)
+        #: How often each drive could have been filled with what was stored on it.
+        self._filled = [0.0] * len(self._weights)
         assert self._whole > 0, "nothing can be held"
 
-    def next(self) -> DriveNo:
-        """Return the drive whose turn it is."""
-        for drive, weight in enumerate(self._weights):
-            self._owed[drive] += weight
-        drive = self._owed.index(max(self._owed))
+    def order(self) -> list[DriveNo]:
+        """Return the drives that can hold anything: first the one whose turn it is."""
+        due = [owed + weight for owed, weight in zip(self._owed, self._weights, strict=True)]
+        able = (drive for drive, weight in enumerate(self._weights) if weight)
+        return [DriveNo(drive) for drive in sorted(able, key=lambda drive: -due[drive])]
+
+    def is_ahead(self, drive: DriveNo) -> bool:
+        """Whether *drive* was given more than its part of what was stored lately."""
+        filled = (self._filled[each] for each, weight in enumerate(self._weights) if weight)
+        return self._filled[drive] > min(filled) + _AHEAD
+
+    def stored(self, drive: DriveNo, size_bytes: int) -> None:
+        """Note that *size_bytes* were stored on *drive*."""
+        self._filled[drive] += size_bytes / max(1, self._weights[drive])
+        least = max(self._filled) - _BEHIND_MOST
+        self._filled = [max(filled, least) for filled in self._filled]
+
+    def took(self, drive: DriveNo) -> None:
+        """Note that *drive*, whose turn it was or that had room, got what was to be placed."""
+        for each, weight in enumerate(self._weights):
+            self._owed[each] += weight
         self._owed[drive] -= self._whole
-        return DriveNo(drive)

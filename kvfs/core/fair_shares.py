@@ -227,25 +227,25 @@ def plan_of(
     count_max: int,
     but_not: NDArray[np.uint64],
     slack_bytes: int,
+    among: NDArray[np.bool_] | None = None,
 ) -> Plan:
     """Return victims for *bytes_wanted*, if possible: at most *count_max*, of each tenant.
 
-    None of *but_not* (some thousands). *slack_bytes*: see ``ByShare``. Takes milliseconds: call it
-    in a thread.
+    None of *but_not* (some thousands), and only *among* such rows; the order is that of all.
+    *slack_bytes*: see ``ByShare``. Takes milliseconds: call it in a thread.
     """
-    owners = columns.owners
+    owners, scanned = columns.owners, len(columns.ino)
     storing = [] if owners is None else np.flatnonzero(owners.stored_then_bytes).tolist()
     if owners is None or len(storing) < 2:
-        inos = policy.victims(
-            columns, bytes_wanted=bytes_wanted, count_max=count_max, but_not=but_not
-        )
-        of_all = InOrder(inos.tolist())
+        of_all = _whosever(policy, columns, among, bytes_wanted, count_max, but_not)
         return of_all if owners is None else ByShare(owners, dict.fromkeys(storing, of_all))
     columns = as_of_now(columns)
     policy.survey(columns)
-    scanned = len(columns.ino)
+    may_go = _MAY_GO[columns.rank] & (columns.ino != 0)
+    if among is not None:
+        may_go &= among
     garbage = Lru().victims(
-        columns,
+        columns if among is None else columns.of(np.flatnonzero(among)),
         bytes_wanted=bytes_wanted,
         count_max=count_max,
         ranks=(Rank.FIRST,),
@@ -264,7 +264,7 @@ def plan_of(
         return InOrder(inos.tolist())
 
     slots = _slots(owners, scanned)
-    rows = np.flatnonzero(_MAY_GO[columns.rank] & (columns.ino != 0))
+    rows = np.flatnonzero(may_go)
     of_rows = slots[rows]
     counts = np.bincount(of_rows, minlength=len(owners.weight))
     has_share = _not_idle(owners, columns, slots)
@@ -284,6 +284,26 @@ def plan_of(
         without=np.flatnonzero(is_without).tolist(),
         slack_bytes=slack_bytes,
     )
+
+
+def _whosever(
+    policy: EvictionPolicy,
+    columns: Columns,
+    among: NDArray[np.bool_] | None,
+    bytes_wanted: int,
+    count_max: int,
+    but_not: NDArray[np.uint64],
+) -> InOrder:
+    """Return the victims, whose ever they are; arguments as in ``plan_of``."""
+    part_of = 0
+    if among is not None:
+        part_of = len(columns.ino)
+        policy.survey(columns)
+        columns = as_of_now(columns).of(np.flatnonzero(among))
+    inos = policy.victims(
+        columns, bytes_wanted=bytes_wanted, count_max=count_max, but_not=but_not, part_of=part_of
+    )
+    return InOrder(inos.tolist())
 
 
 def _mask(slots: Collection[int], count: int) -> NDArray[np.bool_]:

@@ -6,10 +6,12 @@ scratch, for a rebuilt index and for fsck.
 
 import stat
 from collections.abc import Callable, Collection
+from typing import Final
 
+from kvfs.core.drive_counts import DriveCounts
 from kvfs.core.errors import Damaged, InvalidRequest, IsADirectory, NotADirectory, NotEmpty
 from kvfs.core.lifecycle import SLABS, State
-from kvfs.core.records import IS_SLAB, Counters, Identity
+from kvfs.core.records import IS_SLAB, Counters, DriveCount, Identity
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord, Sequence
 
 
@@ -115,9 +117,14 @@ class TreeCount:
     Memory grows with the directories, not with the blocks.
     """
 
-    def __init__(self, inode: Callable[[InodeNo], InodeRecord | None]) -> None:
-        """*inode* reads a record (it may raise Damaged), to follow a directory's parents."""
+    def __init__(self, inode: Callable[[InodeNo], InodeRecord | None], drives: int = 1) -> None:
+        """*inode* reads a record (it may raise Damaged), to follow a directory's parents.
+
+        *drives*: how many the pool lies on.
+        """
         self._inode = inode
+        #: What each drive holds.
+        self.by_drive: Final = DriveCounts([DriveCount()] * (drives - 1))
         self._joined: dict[InodeNo, bool] = {ROOT_INODE: True}
         #: Names and subdirectories by directory; one without names is missing.
         self.names: dict[InodeNo, tuple[int, int]] = {}
@@ -138,6 +145,7 @@ class TreeCount:
         self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
         if kind == stat.S_IFREG:
             self._used_bytes += record.allocated_bytes
+            self.by_drive.count(ino, record)
         return True
 
     def joined(self, directory: InodeNo) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from kvfs.core.checksum import CRC, CRC32C_RESIDUE, crc32c
 from kvfs.core.errors import Damaged
 from kvfs.core.lifecycle import State
-from kvfs.core.types import FIRST_INODE, INODE_END, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_INODE, INODE_END, DriveNo, InodeNo, InodeRecord, Sequence
 
 #: Version of the index's layout, kept in its meta keyspace; another one is refused at open.
 INDEX_FORMAT: Final = 1
@@ -32,6 +32,8 @@ FORMAT_KEY: Final = META_PREFIX + b"format"
 COUNTERS_KEY: Final = META_PREFIX + b"counters"
 UNFINISHED_KEY: Final = META_PREFIX + b"unfinished"
 RECONCILE_KEY: Final = META_PREFIX + b"reconcile"
+#: The number of a drive from 1 on follows, in one byte.
+DRIVE_PREFIX: Final = META_PREFIX + b"drive"
 #: If more inodes than this are unfinished, none is listed, and a start looks at every inode.
 UNFINISHED_MAX: Final = 256
 
@@ -39,6 +41,8 @@ _KEY: Final = struct.Struct(">BQ")
 _CHILD_KEY: Final = struct.Struct(">BQQ")
 _U64: Final = struct.Struct("<Q")
 _DOUBT: Final = struct.Struct("<QQQ")
+#: DriveCount's fields in their order.
+_DRIVE_COUNT: Final = struct.Struct("<QQ")
 #: version, name_len, InodeRecord's fields in their order up to ``sequence``, then its maker.
 _INODE: Final = struct.Struct("<BxHIIIIQQqqqqQQIQIQ")
 assert _INODE.size == 108
@@ -77,6 +81,13 @@ class Counters(NamedTuple):
     def next_sequence(self) -> Sequence:
         """The next sequence number, higher than all before."""
         return Sequence(self.sequence + 1)
+
+
+class DriveCount(NamedTuple):
+    """What of the counters is on one drive: regular files, and what their extents hold there."""
+
+    blocks: int = 0
+    used_bytes: int = 0
 
 
 class Doubt(NamedTuple):
@@ -291,6 +302,27 @@ def parse_counters(raw: bytes) -> Counters:
     if max(counters) >> _NUMBER_BITS:
         raise Damaged(f"counters row: {max(counters)} is too much")
     return counters
+
+
+def drive_key(drive: DriveNo) -> bytes:
+    """Return the key of the row that counts what *drive*, which is not the first, holds."""
+    return DRIVE_PREFIX + bytes((drive,))
+
+
+def pack_drive_count(drive: DriveNo, count: DriveCount) -> bytes:
+    """Return the value of that row."""
+    return seal(drive_key(drive), _DRIVE_COUNT.pack(*count))
+
+
+def parse_drive_count(drive: DriveNo, raw: bytes) -> DriveCount:
+    """Return what *raw*, made by ``pack_drive_count``, holds; raises Damaged."""
+    body = unseal(drive_key(drive), raw)
+    if len(body) != _DRIVE_COUNT.size:
+        raise Damaged(f"row of drive {drive}: {len(body)} bytes")
+    count = DriveCount._make(_DRIVE_COUNT.unpack(body))
+    if max(count) >> _NUMBER_BITS:
+        raise Damaged(f"row of drive {drive}: {max(count)} is too much")
+    return count
 
 
 def pack_unfinished(inos: Collection[InodeNo]) -> bytes:

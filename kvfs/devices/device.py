@@ -156,10 +156,9 @@ class Device:
         return sum(space.f_blocks * space.f_frsize for space in map(os.fstatvfs, self.pool_fds))
 
     def free_bytes(self) -> int:
-        """Return the bytes that can still be allocated, less what a directory leaves to others."""
+        """Return what can still be allocated on this drive, less what is left to others there."""
         space = os.fstatvfs(self.pool_fd)
-        here_bytes = max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
-        return here_bytes + sum(other.free_bytes() for other in self.more)
+        return max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
 
     def describe(self) -> str:
         """Return the device in words, for the log and ``kvfs status``."""

@@ -106,9 +106,7 @@ def carry_out(
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.what.paths and not _is_particular(order):
-        progress.found_bytes = pool.evictable_bytes - in_use_bytes(
-            pool.open.inodes, pool.rules.heat
-        )
+        progress.found_bytes = pool.evictable_bytes - in_use_bytes(pool)
         if order.size_bytes <= progress.found_bytes or not reclaim.all_known:
             yield from _by_policy(reclaim, order.size_bytes, progress)
         if progress.bytes < order.size_bytes:

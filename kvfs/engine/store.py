@@ -47,6 +47,7 @@ from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 from kvfs.storage.run_state import distrust_index
@@ -58,6 +59,11 @@ _log: Final = logging.getLogger(__name__)
 _TURN_S: Final = 0.002
 #: Tenants whose accounts are shown.
 _TENANTS_SHOWN: Final = 64
+
+
+def _on_each(pool: Pool, do: Callable[[PoolDrive], None]) -> None:
+    for drive in pool.space.drives.all:
+        do(drive)
 
 
 class Store:
@@ -144,13 +150,13 @@ class Store:
         pool = self.pool
         return (
             pool.departures.removed.run_due,
-            lambda _: pool.space.unlink_queue.settle(),
+            lambda _: _on_each(pool, lambda drive: drive.unlink_queue.settle()),
             lambda _: pool.at_hand.run_due(),
             self.watch.run_due,
-            lambda _: pool.space.device_room.measure(),
+            lambda _: _on_each(pool, lambda drive: drive.device_room.measure()),
             self.reclaim.run_due,
             lambda _: self.name_eviction.run_due(),
-            lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_bytes),
+            lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_on),
             lambda _: self.blocks.settle(),
             self._settle_index,
             pool.durable.index_log.run_due,
@@ -171,18 +177,17 @@ class Store:
 
     # ---- the port Room: what the allocator asks for ----
 
-    def evict(self, size_bytes: int) -> int:
-        """Evict *size_bytes*, if possible; return how many are being freed."""
-        return self.reclaim.evict(size_bytes)
+    def evict(self, size_bytes: int, drive: PoolDrive) -> int:
+        """Evict *size_bytes* on *drive*, if possible; return how many are being freed there."""
+        return self.reclaim.evict(size_bytes, drive)
 
     def evict_names(self) -> None:
         """Evict blocks for their names, because the index would refuse the next one."""
         self.name_eviction.make_room()
 
-    @property
-    def nameless_bytes(self) -> int:
-        """Bytes that ``forget_nameless`` would free."""
-        return self.blocks.truncating.nameless_bytes
+    def nameless_bytes(self, drive: PoolDrive) -> int:
+        """Return the bytes that ``forget_nameless`` would free on *drive*."""
+        return self.blocks.truncating.nameless_bytes(drive)
 
     @property
     def all_known(self) -> bool:

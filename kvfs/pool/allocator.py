@@ -19,13 +19,13 @@ from kvfs.core.eviction_policy import EVICTABLE
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes, outgrowing_bytes, reserve_bytes
 from kvfs.core.index_room import unevictable_bytes
 from kvfs.core.lifecycle import is_temporary
-from kvfs.core.types import InodeNo, round_up
+from kvfs.core.types import FIRST_DRIVE, InodeNo, round_up
 from kvfs.machine.processes import Maker
-from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Room
 from kvfs.pool.open.ready_extents import ReadyExtent
 from kvfs.pool.pool import Pool
-from kvfs.storage.heat import Heat
+from kvfs.pool.space.drive import PoolDrive
 
 _log: Final = logging.getLogger(__name__)
 #: If the device is fuller than the capacity says, at least this much is freed at a time.
@@ -37,12 +37,14 @@ _INDEX_STEP_BYTES: Final = 4 << 20
 _LOOKS_A_DRAFT: Final = 32
 
 
-def in_use_bytes(open_inodes: OpenInodes, heat: Heat) -> int:
-    """Return the bytes of blocks that could be evicted if they were not open."""
+def in_use_bytes(pool: Pool, drive: PoolDrive | None = None) -> int:
+    """Return the bytes of blocks, on *drive* or anywhere, that could be evicted if not open."""
+    drive_of, heat = pool.space.drives.of, pool.rules.heat
     return sum(
         heat.held_as(ino, rank) or 0
-        for ino, opened in open_inodes.items()
+        for ino, opened in pool.open.inodes.items()
         if opened.gone is None and not opened.is_revocable
+        if drive is None or drive_of(ino) is drive
         for rank in EVICTABLE
     )
 
@@ -63,7 +65,7 @@ class Fit(enum.Enum):
 
 
 class Reach:
-    """What requests for space can get from one pool.
+    """What requests for space can get from one drive.
 
     An upper bound: that a closed block is still mapped shows only when it is to be evicted.
     """
@@ -71,37 +73,37 @@ class Reach:
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._room = room
-        #: For larger requests open blocks are subtracted. A smaller request evicts no more than is
-        #: kept free ahead of writers anyway, so a wrong guess costs little.
-        self._counted_from_bytes: Final = pool.space.headroom.most_bytes
 
-    def fit(self, size_bytes: int) -> Fit:
-        """Return whether a request for *size_bytes* can be met, as far as is known now."""
-        pool, space = self._pool, self._pool.space.taken
-        at_most_bytes = self._at_most_bytes()
+    def fit(self, size_bytes: int, drive: PoolDrive) -> Fit:
+        """Return whether *drive* has *size_bytes* for a request, as far as is known now."""
+        pool, space = self._pool, drive.space
+        evictable_bytes = pool.evictable_on(drive)
+        at_most_bytes = self._at_most_bytes(drive, evictable_bytes)
         if size_bytes <= at_most_bytes:
-            if size_bytes <= self._counted_from_bytes:
+            # For larger requests open blocks are subtracted. A smaller request evicts no more than
+            # is kept free ahead of writers anyway, so a wrong guess costs little.
+            if size_bytes <= drive.headroom.most_bytes:
                 return Fit.NOW
-            used_bytes = in_use_bytes(pool.open.inodes, pool.rules.heat)
+            used_bytes = in_use_bytes(pool, drive)
             return Fit.NOW if size_bytes <= at_most_bytes - used_bytes else Fit.AFTER_USERS
         if size_bytes <= at_most_bytes + space.lacking_bytes:
             return Fit.AFTER_GUESSES
-        stays_bytes = max(0, space.recorded_bytes - pool.evictable_bytes)
+        stays_bytes = max(0, space.recorded_bytes - evictable_bytes)
         if not self._room.all_known:
             stays_bytes = 0  # some of it may be evictable
         return Fit.LATER if size_bytes <= space.bound_bytes - stays_bytes else Fit.NEVER
 
-    def _at_most_bytes(self) -> int:
+    def _at_most_bytes(self, drive: PoolDrive, evictable_bytes: int) -> int:
         """Return the bytes that are free, only held in reserve, or evictable."""
-        pool, space = self._pool, self._pool.space.taken
+        space = drive.space
         convenience_bytes = (
             space.ready_bytes
             + space.pending_delete_bytes
             + space.stray_bytes
-            + pool.departures.removed.held_bytes
-            + self._room.nameless_bytes
+            + space.removed_bytes
+            + self._room.nameless_bytes(drive)
         )
-        return space.unclaimed_bytes + convenience_bytes + pool.evictable_bytes
+        return space.unclaimed_bytes + convenience_bytes + evictable_bytes
 
 
 class DraftGrowth:
@@ -143,11 +145,12 @@ class DraftGrowth:
             _log.warning("inode %#x: %s", opened.ino, error)
             return 0
         growth_bytes = allocated_bytes - opened.allocated_bytes
-        opened.note_allocated(allocated_bytes, pool.space.taken)
+        drive = pool.space.drives.of(opened.ino)
+        opened.note_allocated(allocated_bytes, drive.space)
         if opened.overrun:
             return 0
         if growth_bytes > 0:
-            pool.space.headroom.count(growth_bytes, now_s)
+            drive.headroom.count(growth_bytes, now_s)
         opened.take_unasked(growth_bytes)
         return lacking_bytes(opened.outgrown, unreserved=opened.unreserved)
 
@@ -157,7 +160,7 @@ class DraftGrowth:
         They count as free at once, so that no more drafts are stopped than need be.
         """
         held_bytes = opened.allocated_bytes
-        opened.note_allocated(0, self._pool.space.taken)
+        opened.note_allocated(0, self._pool.space.of(opened.ino))
         self._pool.background.of(opened.ino).device.submit(
             functools.partial(self._try_empty, opened, opened.fd, held_bytes),
             functools.partial(self._emptied, opened),
@@ -174,7 +177,7 @@ class DraftGrowth:
 
     def _emptied(self, opened: OpenInode, left_bytes: int) -> None:
         if self._pool.open.inodes.get(opened.ino) is opened:
-            opened.note_allocated(left_bytes, self._pool.space.taken)
+            opened.note_allocated(left_bytes, self._pool.space.of(opened.ino))
 
 
 class Allocator:
@@ -183,45 +186,58 @@ class Allocator:
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
         self._kernel = pool.kernel
-        self._space = pool.space.taken
-        self._headroom = pool.space.headroom
         self._monotonic_s = pool.monotonic_s
+        self._placement = pool.open.placement
+        drives = pool.space.drives.all
+        self._only: Final = None if drives[1:] else drives[FIRST_DRIVE]
         self.room = room
         self.reach = Reach(pool, room)
         self.growth = DraftGrowth(pool)
 
-    def require_space(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* more data. All space must be requested here.
+    def require_space(self, size_bytes: int, drive: PoolDrive) -> None:
+        """Make space for *size_bytes* more data on *drive*. All space must be requested here.
 
         Space that is only held in reserve is given up first. Then blocks are evicted, never more
         than is missing, and none if that cannot be enough. Raises NoSpace if there is no space now;
         ``Reclaim.hopeful`` and ``Reach`` tell whether there may be some in a moment. Raises
         NotAtHand if the device is freeing some.
         """
-        space = self._space
+        space = drive.space
         if size_bytes > space.unclaimed_bytes:
             # If it cannot fit: make space for what is already taken, not for what drafts may take.
-            self._pool.space.unlink_queue.hurry(size_bytes)
-            fits = self.reach.fit(size_bytes) is Fit.NOW
-            self._make_room(size_bytes if fits else -space.lacking_bytes)
+            drive.unlink_queue.hurry(size_bytes)
+            fits = self.reach.fit(size_bytes, drive) is Fit.NOW
+            self._make_room(size_bytes if fits else -space.lacking_bytes, drive)
             if space.coming_bytes and size_bytes > space.unclaimed_bytes:
                 raise NotAtHand.under_way("space", stores=True)
         space.require(size_bytes)
-        self._headroom.count(size_bytes, self._monotonic_s())
+        drive.headroom.count(size_bytes, self._monotonic_s())
 
-    def _make_room(self, size_bytes: int) -> None:
+    def require_beginning(self) -> None:
+        """Make space for the first byte of a draft, on any drive. Raises NoSpace, NotAtHand."""
+        refused: NoSpace | None = None
+        for drive in self._placement.candidates(1):
+            try:
+                self.require_space(1, drive)
+            except NoSpace as error:
+                refused = error
+            else:
+                return
+        raise refused or NoSpace("no drive")
+
+    def _make_room(self, size_bytes: int, drive: PoolDrive) -> None:
         """Free space until *size_bytes* (may be negative) are unclaimed, as far as possible.
 
         What the device's thread is freeing counts as free.
         """
-        space = self._space
+        space = drive.space
         if size_bytes <= space.unclaimed_bytes + space.coming_bytes:
             return
-        self._pool.space.unlink_queue.hurry(size_bytes)
+        drive.unlink_queue.hurry(size_bytes)
         recently_removed = self._pool.departures.removed.give_way
         # What forget_nameless gives up becomes recently removed first, hence the second call.
         for give_way in (
-            self._pool.open.ready.give_way,
+            self._pool.open.ready.on(drive).give_way,
             recently_removed,
             self.room.forget_nameless,
             recently_removed,
@@ -229,19 +245,20 @@ class Allocator:
             if size_bytes <= space.unclaimed_bytes + space.coming_bytes:
                 return
             give_way()
-            self._pool.space.unlink_queue.hurry(size_bytes)
+            drive.unlink_queue.hurry(size_bytes)
         short_bytes = size_bytes - space.unclaimed_bytes - space.coming_bytes
-        if short_bytes > 0 and self.room.evict(short_bytes):
-            self._pool.space.unlink_queue.hurry(size_bytes)
+        if short_bytes > 0 and self.room.evict(short_bytes, drive):
+            drive.unlink_queue.hurry(size_bytes)
 
-    def make_room_ahead(self, size_bytes: int) -> None:
-        """Make space for writes into a file that was truncated to a greater length.
+    def make_room_ahead(self, size_bytes: int, ino: InodeNo) -> None:
+        """Make space for writes into file *ino*, which was truncated to a greater length.
 
         However long the file is, no more is evicted than is kept free ahead of writers anyway.
         """
         if size_bytes > 0:
+            drive = self._pool.space.drives.of(ino)
             with contextlib.suppress(NoSpace, NotAtHand):
-                self.require_space(min(size_bytes, self._headroom.most_bytes))
+                self.require_space(min(size_bytes, drive.headroom.most_bytes), drive)
 
     def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
         """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
@@ -249,44 +266,55 @@ class Allocator:
         Raises NoSpace if it cannot be made or, unless *roomless*, no byte is free; NotAtHand,
         OSError.
         """
-        now_s = self._monotonic_s()
         wanted_bytes = self._reserve_bytes(parent)
         self.growth.look_at_runners()
+        if self._only is not None:
+            return self._take_on(self._only, wanted_bytes, roomless=roomless)
+        drives = self._placement.candidates(wanted_bytes)
+        for drive in drives:  # another one, before anybody is refused
+            with contextlib.suppress(NoSpace):
+                extent = self._take_on(drive, wanted_bytes, roomless=False)
+                self._placement.placed(drive)
+                return extent
+        return self._take_on(drives[0], wanted_bytes, roomless=roomless)
+
+    def _take_on(self, drive: PoolDrive, wanted_bytes: int, *, roomless: bool) -> ReadyExtent:
+        """Return an extent of *drive*, as ``take_extent``."""
+        now_s, space, ready = self._monotonic_s(), drive.space, self._pool.open.ready.on(drive)
         try:
             # What was brought has its space already, and must not give way for a byte more.
-            if not (wanted_bytes and self._pool.open.ready.has_brought(wanted_bytes)):
-                self.require_space(1)
+            if not (wanted_bytes and ready.has_brought(wanted_bytes)):
+                self.require_space(1, drive)
         except NoSpace:
             if not roomless:
                 raise
             wanted_bytes = 0
-        if wanted_bytes and not self._pool.open.ready.has(wanted_bytes):
+        if wanted_bytes and not ready.has(wanted_bytes):
             # A guess must not take the space that other writers need.
-            if wanted_bytes > max(self._space.free_bytes // 2, self._pool.evictable_bytes):
+            if wanted_bytes > max(space.free_bytes // 2, self._pool.evictable_on(drive)):
                 wanted_bytes = 0
             try:
-                self.require_space(wanted_bytes)
+                self.require_space(wanted_bytes, drive)
             except NoSpace:
                 wanted_bytes = 0
-        free_bytes = self._space.unclaimed_bytes + self._space.pending_delete_bytes
-        if self._headroom.short_bytes(free_bytes, now_s) > 0:
+        free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
+        if drive.headroom.short_bytes(free_bytes, now_s) > 0:
             self.room.top_up()
-        ready = self._pool.open.ready
         # If the device is fuller than the capacity says, an empty one may still fit.
         for size_bytes in dict.fromkeys((wanted_bytes, 0)):
             with contextlib.suppress(NoSpace):
                 return ready.give_out(size_bytes, now_s)
         with contextlib.suppress(NotAtHand):  # it is being freed, and then comes the extent
-            self.find_device_room(_DEVICE_STEP_BYTES)
+            self.find_device_room(_DEVICE_STEP_BYTES, drive)
         return ready.give_out(0, now_s, insists=True)
 
-    def find_device_room(self, size_bytes: int) -> None:
-        """Make space for *size_bytes* on a full device, even if the pool is below its capacity.
+    def find_device_room(self, size_bytes: int, drive: PoolDrive) -> None:
+        """Make space for *size_bytes* on *drive*, which is full, even if below its capacity.
 
         Raises NoSpace, NotAtHand, OSError.
         """
-        self._pool.space.device_room.refused()
-        self.require_space(size_bytes)
+        drive.device_room.refused()
+        self.require_space(size_bytes, drive)
 
     def _reserve_bytes(self, parent: InodeNo) -> int:
         """Return how much to preallocate for a draft in *parent*, if there is space."""
@@ -298,7 +326,7 @@ class Allocator:
             usual_bytes,
             demand.largest_bytes(parent),
             spared_bytes=self._pool.open.inodes.spare_bytes,
-            capacity_bytes=self._space.capacity_bytes,
+            capacity_bytes=self._pool.space.taken.capacity_bytes,
         )
 
     def late_reserve_bytes(self, opened: OpenInode, growth_bytes: int) -> int:
@@ -312,7 +340,8 @@ class Allocator:
             return 0  # some of its blocks may be beyond the reserve (extent_bytes.py)
         usual_bytes = round_up(self._pool.open.ready.forecast.usual_bytes(opened.created_in))
         lacking_bytes = usual_bytes - opened.allocated_bytes
-        return usual_bytes if growth_bytes < lacking_bytes <= self._space.unclaimed_bytes else 0
+        unclaimed_bytes = self._pool.space.of(opened.ino).unclaimed_bytes
+        return usual_bytes if growth_bytes < lacking_bytes <= unclaimed_bytes else 0
 
     def choose_course(self, opened: OpenInode, parent: InodeNo) -> None:
         """Decide, at a file's first handle, whether its writers must ask before each write.
@@ -322,17 +351,17 @@ class Allocator:
         """
         if not self._kernel.writers_run_free:
             return
-        demand = self._pool.open.ready.forecast
+        demand, space = self._pool.open.ready.forecast, self._pool.space.of(opened.ino)
         largest_bytes = demand.largest_bytes(parent)
         foretold = largest_bytes and demand.foretells(parent)
         if foretold and opened.allocated_bytes >= largest_bytes:
             usual_bytes = demand.usual_bytes(parent)
             self._pool.open.inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
             opened.rely(outgrowing_bytes(usual_bytes, largest_bytes))
-            self._space.lacking_bytes = max(self._space.lacking_bytes, opened.outgrowing_bytes)
+            space.lacking_bytes = max(space.lacking_bytes, opened.outgrowing_bytes)
             return
         running = 1 + len(self._pool.open.inodes.runners)
-        if self._space.unclaimed_bytes < UNWATCHED_BYTES * running:
+        if space.unclaimed_bytes < UNWATCHED_BYTES * running:
             opened.lack()
         else:
             self._pool.open.inodes.let_run(opened)
@@ -361,7 +390,7 @@ class Allocator:
     def make_index_room(self) -> None:
         """Evict blocks to make space for the index's file, as far as possible. Raises OSError."""
         with contextlib.suppress(NoSpace, NotAtHand):
-            self.find_device_room(_INDEX_STEP_BYTES)
+            self.find_device_room(_INDEX_STEP_BYTES, self._pool.space.drives.all[FIRST_DRIVE])
 
 
 # ---- limits on new names ----

@@ -21,6 +21,7 @@ from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.space.space import Space
+from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
 
@@ -40,11 +41,17 @@ class _Removed(NamedTuple):
 class RecentlyRemoved:
     """Recently removed inodes, oldest first; their bytes count as used until they are erased."""
 
-    def __init__(self, space: Space, erase: Callable[[InodeNo, InodeRecord], None]) -> None:
-        self._space = space
+    def __init__(
+        self,
+        space_of: Callable[[InodeNo], Space],
+        taken: SpaceFigures,
+        erase: Callable[[InodeNo, InodeRecord], None],
+    ) -> None:
+        """*space_of* returns the space of an inode's drive; *taken* is that of the pool."""
+        self._space_of = space_of
+        self._taken = taken
         self._erase = erase
         self._removed: OrderedDict[InodeNo, _Removed] = OrderedDict()
-        self._held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._removed)
@@ -55,17 +62,17 @@ class RecentlyRemoved:
     def keep(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Keep *ino* with *record*. The caller has added its bytes to ``Space.extra_bytes``."""
         self._removed[ino] = _Removed(record, now_s + REMOVED_KEPT_S)
-        self._held_bytes += record.allocated_bytes
-        bound_bytes = self._space.capacity_bytes * _SHARE
+        self._space_of(ino).removed_bytes += record.allocated_bytes
+        bound_bytes = self._taken.capacity_bytes * _SHARE
         while self._removed and (
-            len(self._removed) > REMOVED_MAX or self._held_bytes > bound_bytes
+            len(self._removed) > REMOVED_MAX or self._taken.removed_bytes > bound_bytes
         ):
             self._erase_oldest()
 
     @property
     def held_bytes(self) -> int:
         """Bytes that are freed as soon as they are needed."""
-        return self._held_bytes
+        return self._taken.removed_bytes
 
     def record(self, ino: InodeNo) -> InodeRecord | None:
         """Return the record of *ino* if it was removed a moment ago."""
@@ -77,7 +84,7 @@ class RecentlyRemoved:
         removed = self._removed.pop(ino, None)
         if removed is None:
             return None
-        self._held_bytes -= removed.record.allocated_bytes
+        self._space_of(ino).removed_bytes -= removed.record.allocated_bytes
         return removed.record
 
     def run_due(self, now_s: float) -> None:
@@ -92,8 +99,9 @@ class RecentlyRemoved:
 
     def _erase_oldest(self) -> None:
         ino, removed = self._removed.popitem(last=False)
-        self._held_bytes -= removed.record.allocated_bytes
-        self._space.extra_bytes -= removed.record.allocated_bytes
+        space = self._space_of(ino)
+        space.removed_bytes -= removed.record.allocated_bytes
+        space.extra_bytes -= removed.record.allocated_bytes
         self._erase(ino, removed.record)
 
 
@@ -105,7 +113,8 @@ class Departures:
     def __init__(
         self,
         index: Index,
-        space: Space,
+        space_of: Callable[[InodeNo], Space],
+        taken: SpaceFigures,
         inodes: OpenInodes,
         notes: OpenNotes,
         unfinished: set[InodeNo],
@@ -115,9 +124,12 @@ class Departures:
         clock_ns: Callable[[], int],
         monotonic_s: Callable[[], float],
     ) -> None:
-        """*unfinished* is the pool's set of drafts and rewritten blocks."""
+        """*unfinished* is the pool's set of drafts and rewritten blocks.
+
+        *space_of* returns the space of an inode's drive; *taken* is that of the pool.
+        """
         self._index = index
-        self._space = space
+        self._space_of = space_of
         self._inodes = inodes
         self._notes = notes
         self._unfinished = unfinished
@@ -126,7 +138,7 @@ class Departures:
         self._at_hand = at_hand
         self._clock_ns = clock_ns
         self._monotonic_s = monotonic_s
-        self.removed: Final = RecentlyRemoved(space, self._erase)
+        self.removed: Final = RecentlyRemoved(space_of, taken, self._erase)
 
     def follow(self, changed: Changed) -> None:
         """Have the kernel forget a second name that went without a call, or leads elsewhere now.
@@ -184,6 +196,6 @@ class Departures:
             record = record._replace(allocated_bytes=opened.allocated_bytes)
             self.removed.keep(opened.ino, record, self._monotonic_s())
             return
-        self._space.extra_bytes -= opened.allocated_bytes
+        self._space_of(opened.ino).extra_bytes -= opened.allocated_bytes
         record = record._replace(allocated_bytes=opened.allocated_bytes)
         self._erase(opened.ino, record)

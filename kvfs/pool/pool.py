@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.account import Accounts
-from kvfs.core.drives import DriveTurns
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.index_room import names_too_many
@@ -29,16 +28,19 @@ from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
+from kvfs.pool.open.placement import Placement
 from kvfs.pool.open.ports import Kernel
-from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.pool_change import Damage, Followers, PoolChange
 from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases, LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
+from kvfs.storage.drive_rows import read_drive_counts
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
 from kvfs.storage.extents_at_hand import ExtentsAtHand
@@ -90,6 +92,7 @@ class Pool:
             unlogged = self._open_storage(stack, outliving, index_at)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
+            self.drive_counts = read_drive_counts(self.index, len(device.pool_fds))
             #: Drafts and blocks being rewritten, which the index lists in one row.
             self.unfinished: set[InodeNo] = set()
             self.background = Background(
@@ -98,8 +101,8 @@ class Pool:
             stack.callback(self.background.stop)
             self.at_hand = ExtentsAtHand(self.extents, self.background, self.syscalls)
             self.space = space_parts(
-                *(device, settings, self.counters, self.numbers, self.extents),
-                *(self.background, self.syscalls, accounts),
+                *(device, settings, self.drive_counts.of_all(self.counters), self.numbers),
+                *(self.extents, self.background, self.syscalls, accounts),
             )
             self.open = self._open_parts()
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
@@ -144,11 +147,8 @@ class Pool:
 
     def _departures(self) -> Departures:
         return Departures(
-            self.index,
-            self.space.taken,
-            self.open.inodes,
-            self.open.notes,
-            self.unfinished,
+            *(self.index, self.space.of, self.space.taken),
+            *(self.open.inodes, self.open.notes, self.unfinished),
             *(self.durable.identities, self.kernel, self.at_hand),
             lambda: self.clock_ns(),
             lambda: self.monotonic_s(),
@@ -156,19 +156,12 @@ class Pool:
 
     def _open_parts(self) -> OpenParts:
         inodes = OpenInodes()
-        ready = ReadyExtents(
-            self.extents,
-            self.numbers,
-            self.background,
-            self.space.taken,
-            self.settings,
-            self.space.unlink_queue,
-            self.kernel,
-            inodes,
-            self.monotonic_s,
-            DriveTurns(self.device.capacities_bytes),
+        ready = ReadyByDrive(
+            *(self.extents, self.numbers, self.background, self.space.drives),
+            *(self.settings, self.kernel, inodes, self.monotonic_s),
         )
-        return OpenParts(inodes, OpenNotes(self.notes), ready)
+        placement = Placement(self.space.drives, ready)
+        return OpenParts(inodes, OpenNotes(self.notes), ready, placement)
 
     def _durable_parts(
         self,
@@ -180,7 +173,7 @@ class Pool:
         settings = self.settings
         not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
         identities = Identities(
-            *(self.extents, self.background, self.space.unlink_queue, not_durable),
+            *(self.extents, self.background, self.space.drives, not_durable),
             AttributeRecords(
                 *(self.index, self.extents, undurable, self.monotonic_s, self.numbers.is_new)
             ),
@@ -254,6 +247,7 @@ class Pool:
             epoch=device.epoch,
             read_only=settings.read_only,
             policy=policy_named(settings.eviction),
+            drives=len(device.pool_fds),
             now_s=self.clock_ns() // SECOND_NS,
             idle_s=settings.tenant_idle_s,
         )
@@ -283,6 +277,7 @@ class Pool:
             *(self.figures, self.figures.held),
             rules.ranks,
             self.durable.identities,
+            *((self.open.placement,) if self.drive_counts.several else ()),
             *(self.open.ready, self.space.node_shares, self.departures),
         )
 
@@ -294,7 +289,8 @@ class Pool:
         """
         try:
             self.departures.removed.give_way()
-            self.space.unlink_queue.dismiss()
+            for drive in self.space.drives.all:
+                drive.unlink_queue.dismiss()
             self.background.drain()  # extents under preparation become ready first
             self.open.ready.give_way()
             self.background.drain()
@@ -340,7 +336,12 @@ class Pool:
     @property
     def evictable_bytes(self) -> int:
         """Bytes of blocks that may be evicted by state, policy and pins, according to the heat."""
-        return sum(self.rules.heat.held_bytes[rank] for rank in EVICTABLE)
+        return sum(map(self.evictable_on, self.space.drives.all))
+
+    def evictable_on(self, drive: PoolDrive) -> int:
+        """Return what of these bytes is on *drive*."""
+        held_bytes = self.rules.heat.held_on[drive.number]
+        return sum(held_bytes[rank] for rank in EVICTABLE)
 
     def _leases_end_bytes(self) -> int:
         """Return how many bytes leases may keep."""

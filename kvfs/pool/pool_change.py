@@ -10,9 +10,12 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from kvfs.core.changed import Changed, Why
+from kvfs.core.drive_counts import DriveCounts
+from kvfs.core.drives import ByDrive
 from kvfs.core.errors import Damaged
 from kvfs.core.records import UNFINISHED_MAX, Counters, child_key, name_key, parse_child_key, unseal
 from kvfs.core.types import InodeNo
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import Space
 from kvfs.storage.index import Index
 
@@ -55,8 +58,12 @@ class Counted(Protocol):
     """Where space is counted."""
 
     @property
-    def taken(self) -> Space:
-        """How much is taken, and by what."""
+    def drives(self) -> ByDrive[PoolDrive]:
+        """How much is taken of each drive, and by what."""
+
+    @property
+    def first(self) -> Space:
+        """What is taken of the first drive."""
 
 
 class Ledger(Protocol):
@@ -64,6 +71,7 @@ class Ledger(Protocol):
 
     index: Index
     counters: Counters
+    drive_counts: DriveCounts
     unfinished: set[InodeNo]
     followers: Followers
 
@@ -80,7 +88,7 @@ class PoolChange:
     change. A failed commit changes nothing.
     """
 
-    __slots__ = ("_begun", "_changes", "_counters", "_finished", "_pool", "txn")
+    __slots__ = ("_begun", "_changes", "_counters", "_finished", "_pool", "_recount", "txn")
 
     def __init__(
         self, pool: Ledger, counters: Counters, begun: InodeNo, finished: InodeNo, *, lasting: bool
@@ -129,6 +137,10 @@ class PoolChange:
     def _complete(self) -> None:
         """Write the rows that depend on the whole change."""
         self.txn.put_counters(self._counters)
+        if self._pool.drive_counts.several:
+            #: What drives from 1 on hold with the change.
+            self._recount = self._pool.drive_counts.after(self._changes)
+            self.txn.put_drive_counts(self._recount)
         if self._begun or self._finished:
             self.txn.put_unfinished(self._unfinished())
 
@@ -140,7 +152,12 @@ class PoolChange:
         if self._finished:
             pool.unfinished.discard(self._finished)
         pool.counters = self._counters
-        pool.space.taken.recorded_bytes = self._counters.used_bytes
+        pool.space.first.recorded_bytes = self._counters.used_bytes
+        if pool.drive_counts.several:
+            pool.drive_counts.learn(self._recount)
+            counts = pool.drive_counts.of_all(self._counters)
+            for drive, count in zip(pool.space.drives.all, counts, strict=True):
+                drive.space.recorded_bytes = count.used_bytes
 
     def _unfinished(self) -> set[InodeNo]:
         """Return the inodes that will be open for writing."""

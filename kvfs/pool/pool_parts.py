@@ -1,12 +1,15 @@
 """The parts of a pool, in groups by idea. The pool makes them; others take a group, or a part."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvfs.core.account import Accounts
+from kvfs.core.drives import ByDrive
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
-from kvfs.core.records import Counters
+from kvfs.core.records import DriveCount
 from kvfs.core.settings import Settings
+from kvfs.core.types import FIRST_DRIVE, DriveNo, InodeNo
 from kvfs.devices import Device
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
@@ -14,13 +17,16 @@ from kvfs.pool.durable.index_log import IndexLog
 from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
-from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.open.placement import Placement
+from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
+from kvfs.pool.space.whole_space import SpaceFigures, whole_of
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
@@ -35,51 +41,84 @@ from kvfs.storage.syscalls import Syscalls
 class SpaceParts:
     """What counts space, and what gives it back."""
 
-    taken: Space
-    headroom: Headroom
+    #: What is taken of the whole pool.
+    taken: SpaceFigures
+    #: Each drive counts for itself, and gives back for itself.
+    drives: ByDrive[PoolDrive]
+    #: What is taken of the first drive.
+    first: Space
+    #: What is taken of the drive that holds an inode's file.
+    of: Callable[[InodeNo], Space]
     bounds: StayBounds
-    device_room: DeviceRoom
     accounts: Accounts
     node_shares: NodeShares
-    unlink_queue: UnlinkQueue
     strays: Strays
 
 
 def space_parts(
     device: Device,
     settings: Settings,
-    counters: Counters,
+    counts: Sequence[DriveCount],
     numbers: InodeNumbers,
     extents: Extents,
     background: Background,
     syscalls: Syscalls,
     accounts: Accounts,
 ) -> SpaceParts:
-    """Return the first group: all others count in it. Raises OSError."""
-    capacity_bytes = settings.capacity_bytes or device.capacity_bytes
-    taken = Space(capacity_bytes, counters.used_bytes)
-    unlink_queue = UnlinkQueue(background, taken)
+    """Return the first group: all others count in it. Raises OSError.
+
+    *counts*: what blocks hold of each drive, by number.
+    """
+    drives = ByDrive(list(_drives(device, settings, counts, background)))
+    spaces = ByDrive([drive.space for drive in drives.all])
+    taken = whole_of(spaces.all)
     files = StrayFiles(device.pool_fds, syscalls, extents)
     strays = Strays(
-        *(files, taken, unlink_queue, background),
+        *(files, spaces, ByDrive([drive.unlink_queue for drive in drives.all])),
         grace_s=settings.stray_grace_s,
         most=settings.strays_max,
     )
     strays.load()
     return SpaceParts(
         taken=taken,
-        headroom=Headroom(capacity_bytes),
+        drives=drives,
+        first=spaces.all[FIRST_DRIVE],
+        of=spaces.of,
         bounds=StayBounds(
             lambda: taken.usable_bytes,
             lease_max=settings.lease_max,
             pin_share=settings.pin_share,
         ),
-        device_room=DeviceRoom(taken, device.free_bytes),
         accounts=accounts,
         node_shares=NodeShares(numbers.is_new, accounts.names),
-        unlink_queue=unlink_queue,
         strays=strays,
     )
+
+
+def _drives(
+    device: Device, settings: Settings, counts: Sequence[DriveCount], background: Background
+) -> Iterator[PoolDrive]:
+    """Yield the pool's drives, of which the index counts *counts*, by number."""
+    sources = (device, *device.more)
+    for number, (source, capacity_bytes, count) in enumerate(
+        zip(sources, _capacities_bytes(device, settings), counts, strict=True)
+    ):
+        space = Space(capacity_bytes, count.used_bytes)
+        yield PoolDrive(
+            number=DriveNo(number),
+            space=space,
+            headroom=Headroom(capacity_bytes),
+            device_room=DeviceRoom(space, source.free_bytes),
+            unlink_queue=UnlinkQueue(background, background.drives.all[number].device, space),
+        )
+
+
+def _capacities_bytes(device: Device, settings: Settings) -> list[int]:
+    """Return what each drive may hold: of a capacity that is set, the part that is its own."""
+    if not settings.capacity_bytes:
+        return list(device.capacities_bytes)
+    whole_bytes = device.capacity_bytes
+    return [settings.capacity_bytes * each // whole_bytes for each in device.capacities_bytes]
 
 
 @dataclass(frozen=True)
@@ -88,7 +127,8 @@ class OpenParts:
 
     inodes: OpenInodes
     notes: OpenNotes
-    ready: ReadyExtents
+    ready: ReadyByDrive
+    placement: Placement
 
 
 @dataclass(frozen=True)

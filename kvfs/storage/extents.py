@@ -67,8 +67,8 @@ class Extents:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
         self._extents = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds])
         self._nodes = ByDrive([FanOut(fd, IDENTITIES, syscalls) for fd in pool_fds])
-        #: The serial number of an inode: of two the older has the lower.
-        self.serial = Numbering(len(pool_fds)).serial
+        #: How many drives the pool lies on; and the serial of an inode: the older has the lower.
+        self.drives, self.serial = len(pool_fds), Numbering(len(pool_fds)).serial
         self._xattrs = FileXattrs(syscalls)
         #: After a kill, the dead mount's FUSE connection may hold extents with lower serials: all
         #: that were registered for passthrough, as long as one of its clients has any file open.

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvfs.core.account import ROOT, TenantId
+from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.age_clock import HeatMarks
@@ -47,19 +48,23 @@ class Heat:
         policy: EvictionPolicy,
         now_s: int,
         idle_s: float = 0.0,
+        drives: int = 1,
     ) -> None:
         """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
         *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded. A
         tenant that has used none of its blocks for *idle_s* is idle (fair_shares.py; 0: none is).
+        The pool lies on *drives*.
         """
         self.policy = policy
         self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._file = HeatFile(pool_fd, syscalls, epoch)
         self._read_only = read_only
-        #: Allocated bytes of all rows, by rank.
-        self.held_bytes = [0] * len(Rank)
+        held = ByDrive([[0] * len(Rank) for _ in range(drives)])
+        #: Allocated bytes of the rows of each drive, by its number and by rank.
+        self.held_on: Final = held.all
+        self._held_with: Final = held.of
         self._count = 0
         #: What hints say; None before the first one. The present time by the clock of ages (s).
         self._hints: HeatHints | None = None
@@ -114,9 +119,9 @@ class Heat:
         *name_hash* (32 bits) recognises the name after the block was evicted. *used_s* is set if a
         scan found the block: when it was last used (seconds since the epoch). Never raises.
         """
-        row = self._table.find(ino)
+        row, held_bytes = self._table.find(ino), self._held_with(ino)
         if row:
-            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            held_bytes[self._rank[row]] -= self._allocated[row]
             if self._tenants is not None:
                 self._tenants.leave(row, self._allocated[row])
         elif self._read_only:
@@ -128,7 +133,7 @@ class Heat:
         self._allocated[row] = allocated_bytes
         self._rank[row] = rank
         self._name_hash[row] = name_hash
-        self.held_bytes[rank] += allocated_bytes
+        held_bytes[rank] += allocated_bytes
         if not self._touches[row] and rank is not Rank.NEVER:
             # Not earlier: until its rename a block has a temporary name, unknown to the policy.
             self._touches[row] = 1 + self.policy.admitted(name_hash, allocated_bytes)
@@ -180,9 +185,10 @@ class Heat:
         """
         row = self._table.find(ino)
         if row:
-            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            held_bytes = self._held_with(ino)
+            held_bytes[self._rank[row]] -= self._allocated[row]
             self._rank[row] = rank
-            self.held_bytes[rank] += self._allocated[row]
+            held_bytes[rank] += self._allocated[row]
             if until_s:
                 self._say(row, priority, until_s, Told.NOTHING)
 
@@ -280,7 +286,7 @@ class Heat:
         """Remove block *ino*, which was removed but not evicted."""
         row = self._table.remove(ino)
         if row:
-            self.held_bytes[self._rank[row]] -= self._allocated[row]
+            self._held_with(ino)[self._rank[row]] -= self._allocated[row]
             if self._tenants is not None:
                 self._tenants.drop(row, self._allocated[row])
             self._ino[row] = 0
@@ -300,6 +306,11 @@ class Heat:
                 self._evicted_stamp = max(self._evicted_stamp, self._touched[row])
             self.policy.evicted(self._name_hash[row], self._allocated[row], self._touches[row])
             self.drop(ino)
+
+    @property
+    def held_bytes(self) -> list[int]:
+        """Allocated bytes of all rows, by rank."""
+        return [sum(of_rank) for of_rank in zip(*self.held_on, strict=True)]
 
     def columns(self) -> Columns:
         """Return all rows for a scan, in any thread. They may change during the scan."""
@@ -353,8 +364,11 @@ class Heat:
         # Row 0 is not used (RowTable); the lowest free row is taken first.
         self._free = array("I", np.flatnonzero(rows.ino[1:] == 0)[::-1] + 1)
         self._count = len(rows.ino) - 1 - len(self._free)
-        for rank in Rank:
-            self.held_bytes[rank] = int(rows.allocated_bytes[rows.rank == rank].sum())
+        drive = Numbering(len(self.held_on)).drives(rows.ino)
+        for number, held_bytes in enumerate(self.held_on):
+            for rank in Rank:
+                there = (rows.rank == rank) & (drive == number)
+                held_bytes[rank] = int(rows.allocated_bytes[there].sum())
 
     def _view(self, rows: HeatRows) -> None:
         """Replace the rows by *rows*, and make memoryviews of the columns.

@@ -19,11 +19,14 @@ from kvfs.core.records import (
     UNFINISHED_KEY,
     Counters,
     Doubt,
+    DriveCount,
     child_key,
+    drive_key,
     inode_key,
     name_key,
     pack_counters,
     pack_doubt,
+    pack_drive_count,
     pack_inode,
     pack_name,
     pack_unfinished,
@@ -35,7 +38,7 @@ from kvfs.core.records import (
     unseal,
     xattr_key,
 )
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import DriveNo, InodeNo, InodeRecord
 from kvfs.storage.lmdb_file import raise_index_error
 
 #: Rows by key; None for a row that is to be removed.
@@ -185,6 +188,11 @@ class WriteTransaction:
     def put_counters(self, counters: Counters) -> None:
         """Write the counters."""
         self._rows[COUNTERS_KEY] = pack_counters(counters)
+
+    def put_drive_counts(self, counts: Mapping[DriveNo, DriveCount]) -> None:
+        """Write what drives from 1 on hold."""
+        for drive, count in counts.items():
+            self._rows[drive_key(drive)] = pack_drive_count(drive, count)
 
     def put_unfinished(self, inos: Collection[InodeNo]) -> None:
         """Write which inodes are drafts or being rewritten; if too many, write just that fact."""

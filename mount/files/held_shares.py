@@ -17,7 +17,7 @@ from kvfs.core.errors import OverShare, TooManyOpen
 from kvfs.core.lifecycle import HELD
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.pool.rules.leases import Leases
-from kvfs.pool.space.space import Space
+from kvfs.pool.space.whole_space import SpaceFigures
 from mount.files.handles import Handle, Handles
 
 #: About what a look takes for each handle. So many times as long there is no other look; and for
@@ -38,7 +38,7 @@ class HeldShares:
         accounts: Accounts,
         handles: Handles,
         leases: Leases,
-        space: Space,
+        space: SpaceFigures,
         monotonic_s: Callable[[], float],
     ) -> None:
         self._accounts: Final = accounts

@@ -5,18 +5,22 @@ for all of them. Hundreds that search each for themselves would leave the event 
 closes that free some.
 """
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 import trio
 
 from kvfs.core.errors import NO_SPACE, NoSpace, NotAtHand
 from kvfs.core.sizes import format_size
+from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
 from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.space.drive import PoolDrive
 from mount.files.device_asks import DeviceAsks
 from mount.fuse.late import AboutToWait
 
@@ -43,17 +47,29 @@ _WAITER_BYTES: Final = 8192
 class _Waiter:
     """A request that waits for space."""
 
-    __slots__ = ("granted", "in_vain", "pending", "since_s", "size_bytes", "turn", "until_s")
+    __slots__ = (
+        *("drives", "granted", "in_vain", "pending", "since_s", "size_bytes", "turn", "until_s"),
+    )
 
-    def __init__(self, size_bytes: int, since_s: float, until_s: float, *, in_vain: bool) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        drives: Sequence[PoolDrive],
+        since_s: float,
+        until_s: float,
+        *,
+        in_vain: bool,
+    ) -> None:
         self.size_bytes = size_bytes
+        #: Where they may be.
+        self.drives = drives
         self.since_s = since_s
         self.until_s = until_s
         #: Whether another waiter has just waited in vain.
         self.in_vain = in_vain
         self.pending = True
-        #: Its space is pledged; it takes that over when it runs next.
-        self.granted = False
+        #: The drive on which its space is pledged; it takes that over when it runs next.
+        self.granted: PoolDrive | None = None
         #: Set when it is decided, or when it becomes the oldest.
         self.turn = trio.Event()
 
@@ -103,21 +119,26 @@ class _Prospect:
         """Whether one of these users may be done soon."""
         return self._reclaim.users_came_lately(self._pool.settings.room_wait_s)
 
-    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
-        """Whether *size_bytes* may become free for a waiter that has waited *waited_s*."""
-        longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes)
+    def worth_waiting(self, size_bytes: int, drives: Sequence[PoolDrive], waited_s: float) -> bool:
+        """Whether one of *drives* may have *size_bytes* for one that has waited *waited_s*."""
+        return any(self._is_worth(size_bytes, drive, waited_s) for drive in drives)
+
+    def _is_worth(self, size_bytes: int, drive: PoolDrive, waited_s: float) -> bool:
+        longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes, drive)
         if fit is Fit.NEVER:
             return False
-        may_go = self.hopeful or (not waited_s and self._pool.evictable_bytes)
+        may_go = self.hopeful or (not waited_s and self._pool.evictable_on(drive))
         if may_go or fit in (Fit.AFTER_GUESSES, Fit.AFTER_USERS):
             return waited_s < longest_s
         if waited_s < _LAST_USER_S:
             return self.awaits_users
         return waited_s < longest_s and self.users_came_lately
 
-    def may_evict(self, size_bytes: int) -> bool:
-        """Whether evicting again may give *size_bytes*."""
-        return self.hopeful and self._reach.fit(size_bytes) is Fit.NOW
+    def may_evict(self, size_bytes: int, drives: Sequence[PoolDrive]) -> bool:
+        """Whether evicting again may give *size_bytes* on one of *drives*."""
+        return self.hopeful and any(
+            self._reach.fit(size_bytes, drive) is Fit.NOW for drive in drives
+        )
 
 
 class SpaceQueue:
@@ -140,21 +161,28 @@ class SpaceQueue:
         self._vain_until_s = 0.0
 
     async def find(
-        self, size_bytes: int, about_to_wait: AboutToWait | None = None, held_bytes: int = 0
+        self,
+        size_bytes: int,
+        ino: InodeNo,
+        about_to_wait: AboutToWait | None = None,
+        held_bytes: int = 0,
     ) -> None:
-        """Return once there are *size_bytes* of room, after waiting for them if need be.
+        """Return once there are *size_bytes* of room for *ino*, after waiting for them if need be.
 
         The caller holds *held_bytes* of memory meanwhile. Raises NoSpace when nothing is left to
         evict, after ``room_wait_s``, or when waiters hold ``room_wait_bytes`` already.
         """
+        drive = self._store.pool.space.drives.of(ino)
         try:
-            await self._require(size_bytes, about_to_wait)
+            space = functools.partial(self._store.allocator.require_space, size_bytes, drive)
+            await self._require(size_bytes, space, about_to_wait)
         except NoSpace:
-            if not self.worth_waiting(size_bytes, 0.0):
+            if not self._worth_waiting(size_bytes, (drive,), 0.0):
                 raise
             now_s = trio.current_time()
             # One after the other, such waiters would delay all that need space by a second each.
-            waiter = _Waiter(size_bytes, now_s, math.inf, in_vain=now_s < self._vain_until_s)
+            in_vain = now_s < self._vain_until_s
+            waiter = _Waiter(size_bytes, (drive,), now_s, math.inf, in_vain=in_vain)
             await self._make(waiter, about_to_wait, held_bytes)
 
     async def allocate(
@@ -171,7 +199,7 @@ class SpaceQueue:
         for tries_left in reversed(range(DEVICE_TRIES)):
             lacking_bytes = allocations.growth_bytes(opened, wanted)
             if lacking_bytes:
-                await self.find(lacking_bytes, about_to_wait)
+                await self.find(lacking_bytes, opened.ino, about_to_wait)
             # Atomic: no checkpoint since the space was found.
             allocation = allocations.begin(opened, wanted)
             try:
@@ -186,15 +214,15 @@ class SpaceQueue:
             finally:
                 allocations.end(opened, allocation)
             # Others fill the file system that the pool lies on.
-            await self.device_refused(about_to_wait)
+            await self.device_refused(opened.ino, about_to_wait)
 
-    async def device_refused(self, about_to_wait: AboutToWait | None) -> None:
-        """Find out what the device really has, since it refused bytes that kvfs had room for.
+    async def device_refused(self, ino: InodeNo, about_to_wait: AboutToWait | None) -> None:
+        """Find out what *ino*'s drive really has: it refused bytes that kvfs had room for.
 
         Raises DeviceSilent, OSError.
         """
         await self._asks.in_order(about_to_wait)  # what is being freed is free first
-        self._store.pool.space.device_room.refused()
+        self._store.pool.space.drives.of(ino).device_room.refused()
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
         """Return when a draft may be created: there is space, or some may come.
@@ -202,28 +230,30 @@ class SpaceQueue:
         Its first write asks again. Raises NoSpace when nothing more can be evicted.
         """
         try:
-            await self._require(1, about_to_wait)
+            await self._require(1, self._store.allocator.require_beginning, about_to_wait)
         except NoSpace:
-            if not self.worth_waiting(1, 0.0):
+            if not self.lets_begin():
                 raise
             now_s = trio.current_time()
             allowed_s = self._allowance.begin(now_s)
             try:
                 if allowed_s > _PATIENCE_S:
-                    waiter = _Waiter(1, now_s, now_s + allowed_s, in_vain=False)
+                    drives = self._store.pool.space.drives.all
+                    waiter = _Waiter(1, drives, now_s, now_s + allowed_s, in_vain=False)
                     await self._make(waiter, about_to_wait, 0)
             except NoSpace:
-                if not self.worth_waiting(1, trio.current_time() - now_s):
+                if not self.lets_begin(trio.current_time() - now_s):
                     raise
             finally:
                 self._allowance.end(trio.current_time())
 
-    async def _require(self, size_bytes: int, about_to_wait: AboutToWait | None) -> None:
-        """Make space for *size_bytes*, after the device has freed some if need be. Raises NoSpace.
+    async def _require(
+        self, size_bytes: int, space: Callable[[], None], about_to_wait: AboutToWait | None
+    ) -> None:
+        """Make *space* for *size_bytes*, after a device has freed some if need be. Raises NoSpace.
 
         No checkpoint comes between finding it and returning.
         """
-        space = functools.partial(self._store.allocator.require_space, size_bytes)
         try:
             await self._asks.at_hand(space, about_to_wait, calls_max=_CALLS_MAX)
         except NotAtHand as lack:  # the device frees less than others take
@@ -234,9 +264,12 @@ class SpaceQueue:
         """How many wait now."""
         return len(self._line)
 
-    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
-        """Whether *size_bytes* may become free for a waiter that has waited *waited_s*."""
-        return _Prospect(self._store).worth_waiting(size_bytes, waited_s)
+    def lets_begin(self, waited_s: float = 0.0) -> bool:
+        """Whether space for a new draft may become free, after a wait of *waited_s*."""
+        return self._worth_waiting(1, self._store.pool.space.drives.all, waited_s)
+
+    def _worth_waiting(self, size_bytes: int, drives: Sequence[PoolDrive], waited_s: float) -> bool:
+        return _Prospect(self._store).worth_waiting(size_bytes, drives, waited_s)
 
     async def _make(
         self, waiter: _Waiter, about_to_wait: AboutToWait | None, held_bytes: int
@@ -259,7 +292,7 @@ class SpaceQueue:
             waited_s = trio.current_time() - waiter.since_s
             self.stalled_s += waited_s
             self.longest_s = max(self.longest_s, waited_s)
-        if not waiter.granted:
+        if waiter.granted is None:
             if not waiter.in_vain and waiter.until_s == math.inf:
                 self._vain_until_s = trio.current_time() + waited_s
             raise NoSpace(f"no {format_size(waiter.size_bytes)} within {waited_s:.3f} s")
@@ -279,42 +312,56 @@ class SpaceQueue:
             self._line.pop(waiter, None)  # still there if it was cancelled
             if self._line:
                 next(iter(self._line)).turn.set()
-            if waiter.granted:
-                self._store.pool.space.taken.pledged_bytes -= waiter.size_bytes
+            if waiter.granted is not None:
+                waiter.granted.space.pledged_bytes -= waiter.size_bytes
 
     def _decide_all(self) -> None:
         """Look for room for all waiters, oldest first, and decide those that need not wait on."""
-        pool, reclaim = self._store.pool, self._store.reclaim
-        start_s = trio.current_time()
-        pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
+        reclaim, start_s = self._store.reclaim, trio.current_time()
+        self._store.pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
         reclaim.search_anew()
         prospect: _Prospect | None = None
+        exhausted: set[PoolDrive] = set()
         for waiter in list(self._line):
-            # All that could be evicted went to the first waiter: others get what still fits.
-            if prospect is None or waiter.size_bytes <= pool.space.taken.free_bytes:
-                try:
-                    self._store.allocator.require_space(waiter.size_bytes)
-                except NotAtHand:
-                    continue  # the device is freeing some
-                except NoSpace:
-                    pass
-                else:
-                    pool.space.taken.pledged_bytes += waiter.size_bytes
-                    self._decide(waiter, granted=True)
+            waited_s, size_bytes = start_s - waiter.since_s, waiter.size_bytes
+            try:
+                granted = self._grant(waiter, exhausted)
+            except NotAtHand:
+                continue  # the device is freeing some
+            if granted is not None:
+                granted.space.pledged_bytes += size_bytes
+                self._decide(waiter, granted)
+                continue
+            for drive in waiter.drives:
+                if drive in exhausted:
                     continue
-            waited_s = start_s - waiter.since_s
-            if prospect is None:
-                fits = self._store.allocator.reach.fit(waiter.size_bytes) is Fit.NOW
+                exhausted.add(drive)
+                fits = self._store.allocator.reach.fit(size_bytes, drive) is Fit.NOW
                 if fits and waited_s > _PATIENCE_S and not reclaim.planning:
-                    reclaim.evict_used(waiter.size_bytes - pool.space.taken.unclaimed_bytes)
-                prospect = _Prospect(self._store)
-            stays = waited_s <= _PATIENCE_S or prospect.may_evict(waiter.size_bytes)
+                    reclaim.evict_used(size_bytes - drive.space.unclaimed_bytes, drive)
+                prospect = None
+            prospect = prospect or _Prospect(self._store)
+            stays = waited_s <= _PATIENCE_S or prospect.may_evict(size_bytes, waiter.drives)
             late = (waiter.in_vain and not stays) or start_s >= waiter.until_s
-            if late or not prospect.worth_waiting(waiter.size_bytes, waited_s):
-                self._decide(waiter, granted=False)
+            if late or not prospect.worth_waiting(size_bytes, waiter.drives, waited_s):
+                self._decide(waiter, None)
         self._pause_s = max(_LOOK_S, _REST * (trio.current_time() - start_s))
 
-    def _decide(self, waiter: _Waiter, *, granted: bool) -> None:
+    def _grant(self, waiter: _Waiter, exhausted: Container[PoolDrive]) -> PoolDrive | None:
+        """Return a drive that has room for *waiter* now. Raises NotAtHand.
+
+        All that could be evicted on *exhausted* drives went to an earlier waiter: others get what
+        still fits.
+        """
+        for drive in waiter.drives:
+            if drive in exhausted and waiter.size_bytes > drive.space.free_bytes:
+                continue
+            with contextlib.suppress(NoSpace):
+                self._store.allocator.require_space(waiter.size_bytes, drive)
+                return drive
+        return None
+
+    def _decide(self, waiter: _Waiter, granted: PoolDrive | None) -> None:
         waiter.pending, waiter.granted = False, granted
         del self._line[waiter]
         waiter.turn.set()

@@ -272,7 +272,7 @@ class Answers:
         try:
             made = self._files.create(parent, name, mode, flags, who.uid, who.gid)
         except NoSpace:
-            if self._files.room.worth_waiting(1, 0.0):
+            if self._files.room.lets_begin():
                 return None
             raise
         except Exists:

@@ -128,7 +128,10 @@ class Transfers:
         opened = handle.opened
         allocations = self._store.blocks.allocations
         find_room = functools.partial(
-            self._files.room.find, about_to_wait=about_to_wait, held_bytes=len(data)
+            self._files.room.find,
+            ino=opened.ino,
+            about_to_wait=about_to_wait,
+            held_bytes=len(data),
         )
         end_bytes = offset_bytes + len(data)
         growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))
@@ -151,7 +154,7 @@ class Transfers:
             ino=opened.ino,
             stores=True,
         )
-        refused = functools.partial(self._files.room.device_refused, about_to_wait)
+        refused = functools.partial(self._files.room.device_refused, opened.ino, about_to_wait)
         return await self._write_all(
             *(opened, offset_bytes, whole, growth_bytes),
             find_room=find_room,
@@ -186,7 +189,7 @@ class Transfers:
                     return False  # that allocation takes too long for this thread
                 # No await from here to the account of what was allocated.
                 self._files.held.require_growth(handle)
-                allocator.require_space(growth_bytes)
+                allocator.require_space(growth_bytes, pool.space.drives.of(opened.ino))
                 if aside and pool.device.fs_type == "xfs":
                     return False  # it allocates before it writes
                 pool.extents.reserve_write(fd, offset_bytes, len(data))
@@ -203,7 +206,7 @@ class Transfers:
         finally:
             opened.end_transfer()
             # The write may have filled holes, too.
-            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
+            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.of(opened.ino))
         return written_bytes == len(data)
 
     async def _reserve_late(
@@ -215,7 +218,7 @@ class Transfers:
         if not end_bytes:
             return False
         lacking_bytes = end_bytes - opened.allocated_bytes
-        pool.space.taken.pledged_bytes += lacking_bytes
+        pool.space.of(opened.ino).pledged_bytes += lacking_bytes
         try:
             with contextlib.suppress(NoSpace):
                 await self._files.asks.transfer(
@@ -227,9 +230,9 @@ class Transfers:
                 )
                 opened.note_filled(end_bytes)
         finally:
-            pool.space.taken.pledged_bytes -= lacking_bytes
+            pool.space.of(opened.ino).pledged_bytes -= lacking_bytes
         if opened.ino in pool.open.inodes:
-            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
+            opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.of(opened.ino))
         return True
 
     async def _write_all(
@@ -248,7 +251,7 @@ class Transfers:
         done_bytes = 0
         for attempt in range(DEVICE_TRIES):
             # Atomic: no checkpoint since the room was found.
-            pool.space.taken.pledged_bytes += growth_bytes
+            pool.space.of(opened.ino).pledged_bytes += growth_bytes
             try:
                 write = functools.partial(
                     self._write,
@@ -261,10 +264,10 @@ class Transfers:
                 self._spoil(opened)
                 raise
             finally:
-                pool.space.taken.pledged_bytes -= growth_bytes
+                pool.space.of(opened.ino).pledged_bytes -= growth_bytes
             done_bytes += written_bytes
             if opened.ino in pool.open.inodes:
-                opened.note_allocated(allocated_bytes, pool.space.taken)
+                opened.note_allocated(allocated_bytes, pool.space.of(opened.ino))
             if error is None:
                 return done_bytes
             full = error.errno in NO_SPACE

@@ -3,6 +3,8 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvfs.core.drives import DRIVES_MAX, SERIAL_END, ByDrive, DriveTurns, Numbering
 from kvfs.core.errors import Damaged
@@ -52,7 +54,11 @@ GIB = 1 << 30
 
 def taken(capacities_bytes: list[int], turns: int) -> list[int]:
     drives = DriveTurns(capacities_bytes)
-    return [drives.next() for _ in range(turns)]
+    taken = []
+    for _ in range(turns):
+        taken.append(drives.order()[0])
+        drives.took(taken[-1])
+    return taken
 
 
 def test_equal_drives_take_turns_in_their_order() -> None:
@@ -79,3 +85,33 @@ def test_after_any_number_of_turns_no_drive_is_a_block_ahead(turns: int) -> None
 
 def test_a_drive_that_can_hold_nothing_has_no_turn() -> None:
     assert 1 not in taken([GIB, 0, GIB], 100)
+
+
+# ---- sizes ----
+
+
+def stored(turns: DriveTurns, sizes_bytes: list[int]) -> Counter[int]:
+    """Store blocks of these sizes in turn, on drives that are not ahead; return what each has."""
+    held: Counter[int] = Counter()
+    for size_bytes in sizes_bytes:
+        drive = next(each for each in turns.order() if not turns.is_ahead(each))
+        turns.took(drive)
+        turns.stored(drive, size_bytes)
+        held[drive] += size_bytes
+    return held
+
+
+@given(st.lists(st.integers(1, 32 << 20), min_size=1, max_size=300))
+def test_no_drive_is_given_more_than_its_part_whatever_the_sizes(sizes_bytes: list[int]) -> None:
+    weights = [2 * GIB, 2 * GIB, 4 * GIB, 8 * GIB]
+    held = stored(DriveTurns(weights), sizes_bytes)
+    filled = [held[at] / weight for at, weight in enumerate(weights)]
+    assert max(filled) - min(filled) <= 1 / 64 + max(sizes_bytes) / min(weights)
+
+
+def test_a_drive_that_was_away_is_not_given_all_at_once() -> None:
+    turns = DriveTurns([GIB, GIB])
+    turns.stored(DriveNo(0), 100 * GIB)
+    assert turns.is_ahead(DriveNo(0))
+    turns.stored(DriveNo(1), GIB // 16)
+    assert not turns.is_ahead(DriveNo(0))

@@ -44,7 +44,7 @@ EXCEPTIONS: Final = {
     "kvfs/engine/names/namespace.py": {"identities.withdraw"},
     # The table's own part.
     "kvfs/pool/rules/ranks.py": {"heat.drop", "heat.evicted", "heat.put"},
-    "kvfs/pool/open/ready_extents.py": {"forecast.note_published"},
+    "kvfs/pool/open/ready_by_drive.py": {"forecast.note_published"},
     # There is no index: blocks of a trace.
     "kvfs/bench/simulate/served.py": {"heat.evicted", "heat.put"},
 }

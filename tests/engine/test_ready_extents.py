@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.drives import DriveTurns
 from kvfs.core.errors import NoSpace
-from kvfs.core.headroom import FORGET_S
+from kvfs.core.headroom import FORGET_S, Headroom, SizeForecast
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, BackingId, InodeNo
-from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, BackingId, InodeNo
 from kvfs.pool.open.ready_extents import ReadyExtent, ReadyExtents
-from kvfs.pool.space.space import Space
+from kvfs.pool.space.drive import PoolDrive
+from kvfs.pool.space.space import DeviceRoom, Space
 from kvfs.pool.space.unlink_queue import UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
@@ -39,19 +38,19 @@ class Bench:
         self._numbers = InodeNumbers((self._pool_fd,), syscalls)
         self._extents = Extents((self._pool_fd,), syscalls, "tmpfs")
         self.background = Background(1000)
-        self.space = Space(100 * MIB, 0)
+        self.space = space = Space(100 * MIB, 0)
         self.kernel = KernelRecorder()
+        self.forecast = SizeForecast(settings.demand_directories_max)
+        drive = PoolDrive(
+            number=FIRST_DRIVE,
+            space=space,
+            headroom=Headroom(100 * MIB),
+            device_room=DeviceRoom(space, lambda: 100 * MIB),
+            unlink_queue=UnlinkQueue(self.background, self.background.drives.all[0].device, space),
+        )
         self.queue = ReadyExtents(
-            self._extents,
-            self._numbers,
-            self.background,
-            self.space,
-            settings,
-            UnlinkQueue(self.background, self.space),
-            self.kernel,
-            OpenInodes(),
-            lambda: 0.0,
-            DriveTurns([1]),
+            *(self._extents, self._numbers, self.background, drive),
+            *(settings, self.kernel, self.forecast),
         )
 
     def extents(self) -> list[int]:
@@ -60,9 +59,9 @@ class Bench:
 
     def want(self, count: int, size_bytes: int = SIZE_BYTES) -> None:
         """Make the demand ask for about *count* extents, and have them prepared."""
-        self.queue.forecast.note_published(ROOT_INODE, size_bytes, 0.0)
+        self.forecast.note_published(ROOT_INODE, size_bytes, 0.0)
         for _ in range(2 * count):
-            self.queue.forecast.note_created(size_bytes, 0.0)
+            self.forecast.note_created(size_bytes, 0.0)
         self.queue.run_due(0.0, 0)
         self.background.drain()
 
@@ -183,7 +182,7 @@ def test_a_full_pool_prepares_nothing(bench: Bench) -> None:
 
 
 def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -> None:
-    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     bench.queue.run_due(0.0, 0)
     assert bench.background.backlog == 1
     bench.space.recorded_bytes = bench.space.capacity_bytes
@@ -194,9 +193,9 @@ def test_what_is_ordered_is_not_made_if_the_room_is_gone_by_then(bench: Bench) -
 def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
     """Orders wait while requests keep the loop busy, and claim nothing meanwhile."""
     bench.space.recorded_bytes = bench.space.capacity_bytes - 5 * SIZE_BYTES // 2
-    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     for _ in range(20):
-        bench.queue.forecast.note_created(SIZE_BYTES, 0.0)
+        bench.forecast.note_created(SIZE_BYTES, 0.0)
     for _ in range(3):
         bench.queue.run_due(0.0, bench.space.capacity_bytes)
     assert bench.background.backlog == 2
@@ -207,9 +206,9 @@ def test_no_more_is_ordered_than_there_is_room_for(bench: Bench) -> None:
 
 def test_a_size_that_nobody_stores_any_more_is_not_made(bench: Bench) -> None:
     """Else it would hold room until the next look, and go unused."""
-    bench.queue.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
+    bench.forecast.note_published(ROOT_INODE, SIZE_BYTES, 0.0)
     bench.queue.run_due(0.0, 0)
-    bench.queue.forecast.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
+    bench.forecast.note_published(ROOT_INODE, 2 * SIZE_BYTES, FORGET_S)
     bench.queue.run_due(FORGET_S + 1.0, 0)
     bench.background.drain()
     assert bench.extents() == [2 * SIZE_BYTES]

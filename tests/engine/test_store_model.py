@@ -55,12 +55,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     #: Without a log each power loss is a rebuild.
     index_log_s = 0.0
+    drives = 1
 
     @initialize()
     def begin(self) -> None:
         self.stack = contextlib.ExitStack()
         self.stack.enter_context(reading_here())
-        self.host = self.stack.enter_context(host())
+        others_bytes = [64 << 20] * (self.drives - 1)
+        self.host = self.stack.enter_context(host(others_bytes=others_bytes))
         self.host.settings = dataclasses.replace(self.host.settings, index_log_s=self.index_log_s)
         self.host.start()
         self.model = Model(Node(ROOT_INODE, DIRECTORY))
@@ -301,9 +303,10 @@ class StoreMachine(RuleBasedStateMachine):
     def evict(self, size_bytes: int, used: bool) -> None:
         """Some blocks go whole; none that is written, leased or a living process's slab."""
         self.store.search_anew()  # no search is spared here
-        self.store.evict(size_bytes)
-        if used:
-            self.store.evict_used(size_bytes)
+        for drive in range(self.drives):
+            self.store.evict(size_bytes, drive)
+            if used:
+                self.store.evict_used(size_bytes, drive)
         for parent, name in self.model.places():
             if self.store.name_row(parent.ino, name) is None:
                 node = parent.children[name]
@@ -393,6 +396,16 @@ class LoggedStoreMachine(StoreMachine):
 
 TestLogged = pytest.mark.usefixtures("caplog")(LoggedStoreMachine.TestCase)
 TestLogged.settings = settings(max_examples=30, stateful_step_count=60)
+
+
+class SeveralDrivesMachine(StoreMachine):
+    """The same on three drives."""
+
+    drives = 3
+
+
+TestSeveralDrives = pytest.mark.usefixtures("caplog")(SeveralDrivesMachine.TestCase)
+TestSeveralDrives.settings = settings(max_examples=30, stateful_step_count=60)
 
 
 @pytest.mark.usefixtures("caplog")

@@ -80,14 +80,15 @@ class Allocations:
         opened.begin_allocation()
         try:
             if growth_bytes:
-                self._allocator.require_space(growth_bytes)  # evicts others, but not this one
+                # It evicts others, but not this one.
+                self._allocator.require_space(growth_bytes, pool.space.drives.of(opened.ino))
             if wanted.mode & FALLOC_FL_PUNCH_HOLE:
                 opened.note_punched(wanted.offset_bytes)
             self._publishing.allocate_ahead(opened.ino)
         except BaseException:
             opened.end_allocation()
             raise
-        pool.space.taken.pledged_bytes += growth_bytes
+        pool.space.of(opened.ino).pledged_bytes += growth_bytes
 
         def work(fd: int) -> None:
             pool.extents.allocate(fd, *wanted)
@@ -126,12 +127,14 @@ class Allocations:
         kept free for it (overrun_watch.py). Raises OSError.
         """
         pool = self._pool
-        pool.space.taken.pledged_bytes -= allocation.pledged_bytes
+        pool.space.of(opened.ino).pledged_bytes -= allocation.pledged_bytes
         opened.end_allocation()
         if allocation.pledged_bytes:
             opened.has_asked()
         if pool.open.inodes.get(opened.ino) is opened:
-            opened.note_allocated(pool.extents.allocated_bytes(opened.fd), pool.space.taken)
+            opened.note_allocated(
+                pool.extents.allocated_bytes(opened.fd), pool.space.of(opened.ino)
+            )
 
 
 class Lengths:
@@ -158,7 +161,7 @@ class Lengths:
         """
         pool = self._pool
         if keeps:
-            self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes)
+            self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes, opened.ino)
             opened.resize()
             opened.note_cut(size_bytes)
         opened.settle(
@@ -173,7 +176,7 @@ class Lengths:
         """Count what the file holds now, after its length was set or could not be."""
         if keeps and opened.fd >= 0:
             opened.note_allocated(
-                self._pool.extents.allocated_bytes(opened.fd), self._pool.space.taken
+                self._pool.extents.allocated_bytes(opened.fd), self._pool.space.of(opened.ino)
             )
         if empties:
             self._emptying.choose_course(opened)

@@ -104,7 +104,7 @@ class Blocks:
         opened.note_hand(Hand(maker, thread), appends=appends)
         opened.create()
         opened.hold(extent.reserve_bytes)
-        pool.space.taken.extra_bytes += extent.reserve_bytes
+        pool.space.of(extent.ino).extra_bytes += extent.reserve_bytes
         self._allocator.choose_course(opened, parent)
         return opened, record
 

@@ -280,7 +280,7 @@ class Publishing:
 
     def end(self, opened: OpenInode, growth_bytes: int) -> None:
         """Note that the index has the final record of *opened*, *growth_bytes* larger."""
-        self._pool.space.taken.extra_bytes -= growth_bytes
+        self._pool.space.of(opened.ino).extra_bytes -= growth_bytes
         opened.note_identity(lingers=False)
         # Not earlier: until it is published the death of another writer tears it.
         opened.end(whole=True)

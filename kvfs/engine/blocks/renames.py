@@ -210,7 +210,7 @@ class Renames:
             change.link(opened.ino, named, opened.attributes)
             change.does(request, opened.ino)
         opened.regain_name()
-        pool.space.taken.extra_bytes -= record.allocated_bytes
+        pool.space.of(opened.ino).extra_bytes -= record.allocated_bytes
         pool.open.notes.end(opened.ino)
         opened.move()
         pool.open.notes.writing(opened)

@@ -70,7 +70,7 @@ class TakenOver:
             record, attributes = noted
             opened.lose_name(record)
             opened.keep_attributes(attributes)
-            pool.space.taken.extra_bytes += record.allocated_bytes
+            pool.space.of(ino).extra_bytes += record.allocated_bytes
         if record is None:
             opened.revoke()  # its record was lost: whatever is asked of it is ESTALE
             return
@@ -104,7 +104,7 @@ class TakenOver:
             self._blocks.publishing.dismiss(opened, error)
             return
         status = pool.syscalls.fstat(opened.fd)
-        opened.note_allocated(pool.extents.allocated_bytes(opened.fd), pool.space.taken)
+        opened.note_allocated(pool.extents.allocated_bytes(opened.fd), pool.space.of(opened.ino))
         if state in UNFINISHED:
             opened.foresee(record.parent)
         pool.open.notes.recall(opened, state)
@@ -139,7 +139,7 @@ class TakenOver:
                 continue
             record = noted[0]
             if 0 <= now_ns - record.ctime_ns < REMOVED_KEPT_S * SECOND_NS:
-                pool.space.taken.extra_bytes += record.allocated_bytes
+                pool.space.of(ino).extra_bytes += record.allocated_bytes
                 pool.departures.removed.keep(ino, record, pool.monotonic_s())
             else:
                 pool.open.notes.end(ino)

@@ -42,18 +42,19 @@ class Trims:
         # A slab keeps its reserve, which it asked for.
         sparse = bool(opened.created_in) and not is_slab
         if not beyond and not (sparse and held_bytes < record.size_bytes):
-            opened.note_allocated(held_bytes, pool.space.taken)
+            opened.note_allocated(held_bytes, pool.space.of(opened.ino))
             return held_bytes
         trim = functools.partial(self._trim, opened.fd, record.size_bytes, beyond, sparse)
         device = pool.background.of(opened.ino).device
         if not device.is_serving:
             left_bytes = trim()
-            opened.note_allocated(left_bytes, pool.space.taken)
+            opened.note_allocated(left_bytes, pool.space.of(opened.ino))
             return left_bytes
-        opened.note_allocated(left_bytes, pool.space.taken)
+        opened.note_allocated(left_bytes, pool.space.of(opened.ino))
         freed_bytes = held_bytes - left_bytes
-        pool.space.taken.pending_delete_bytes += freed_bytes
-        pool.space.taken.coming_bytes += freed_bytes
+        space = pool.space.of(opened.ino)
+        space.pending_delete_bytes += freed_bytes
+        space.coming_bytes += freed_bytes
         touches = opened.quiet_writers > 0
         if touches:
             opened.begin_touch()
@@ -112,7 +113,7 @@ class Trims:
         self, opened: OpenInode, left_bytes: int, freed_bytes: int, trimmed: "_Trimmed"
     ) -> None:
         """Correct what was foreseen to be left, if *trimmed* left something else."""
-        space, held_bytes = self._pool.space.taken, trimmed.left_bytes
+        space, held_bytes = self._pool.space.of(opened.ino), trimmed.left_bytes
         if trimmed.touches:
             opened.end_touch(trimmed.before, trimmed.after)
         space.pending_delete_bytes -= freed_bytes
@@ -126,7 +127,7 @@ class Trims:
         opened, record = pool.open.inodes.get(ino), pool.index.inode_or_miss(ino)
         if opened is not None and (opened.writers or opened.gone is not None):
             if opened.allocated_bytes == left_bytes:
-                opened.note_allocated(held_bytes, pool.space.taken)
+                opened.note_allocated(held_bytes, pool.space.of(opened.ino))
             return
         if record is None or record.allocated_bytes != left_bytes:
             return

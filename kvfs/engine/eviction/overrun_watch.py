@@ -6,6 +6,7 @@ can be evicted, it is stopped: its bytes are freed, its close is ENOSPC, its nam
 """
 
 import logging
+from collections import Counter
 from typing import Final
 
 from kvfs.core.errors import NoSpace, NotAtHand
@@ -16,6 +17,7 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.drive import PoolDrive
 
 _log: Final = logging.getLogger(__name__)
 #: Drafts checked in one tick, at 2 us each; if there are more, they take turns.
@@ -41,11 +43,15 @@ class OverrunWatch:
         pool = self._pool
         written = pool.open.inodes.written
         due = self._due()
-        lacking = sum(self._growth.measure(opened, now_s) for opened in due)
-        kept = max((opened.outgrowing_bytes for opened in due), default=0)
-        pool.space.taken.lacking_bytes = max(lacking, kept)
-        if written and pool.space.taken.unclaimed_bytes < 0:
-            self._hold_the_bound()
+        lacking, kept = Counter[PoolDrive](), dict[PoolDrive, int]()
+        for opened in due:
+            drive = pool.space.drives.of(opened.ino)
+            lacking[drive] += self._growth.measure(opened, now_s)
+            kept[drive] = max(kept.get(drive, 0), opened.outgrowing_bytes)
+        for drive in pool.space.drives.all:
+            drive.space.lacking_bytes = max(lacking[drive], kept.get(drive, 0))
+            if written and drive.space.unclaimed_bytes < 0:
+                self._hold_the_bound(drive)
 
     def look_at_closing(self, opened: OpenInode) -> None:
         """Count what *opened* took since the last check, before it is closed; stop some drafts.
@@ -53,8 +59,9 @@ class OverrunWatch:
         Otherwise drafts closed between two ticks could leave the pool above its capacity.
         """
         self._growth.measure(opened, self._pool.monotonic_s())
-        if self._pool.space.taken.overstepped_bytes:
-            self._hold_the_bound()
+        drive = self._pool.space.drives.of(opened.ino)
+        if drive.space.overstepped_bytes:
+            self._hold_the_bound(drive)
 
     def look_at_removal(self, ino: InodeNo) -> None:
         """Count a draft that its writer removes, perhaps because the device refused its bytes.
@@ -63,7 +70,10 @@ class OverrunWatch:
         is written, and while there is little space.
         """
         pool = self._pool
-        if not pool.kernel.writers_run_free or pool.space.taken.unclaimed_bytes >= UNWATCHED_BYTES:
+        if (
+            not pool.kernel.writers_run_free
+            or pool.space.of(ino).unclaimed_bytes >= UNWATCHED_BYTES
+        ):
             return
         record = pool.index.inode_or_miss(ino)
         if record is None or record.state not in _GIVEN_UP or not is_temporary(record.name):
@@ -71,16 +81,16 @@ class OverrunWatch:
         usual_bytes = pool.open.ready.forecast.usual_bytes(record.parent)
         self.given_up += 0 < usual_bytes <= record.size_bytes
 
-    def _hold_the_bound(self) -> None:
+    def _hold_the_bound(self, drive: PoolDrive) -> None:
         pool = self._pool
         try:
-            self._allocator.require_space(0)
+            self._allocator.require_space(0, drive)
         except NotAtHand:
             return  # the device is freeing some: the next tick looks again
         except NoSpace:
             # No draft is stopped for what it may take next, which is a guess.
-            if pool.space.taken.overstepped_bytes and not self._reclaim.hopeful:
-                self._stop_some(list(pool.open.inodes.written.values()))
+            if drive.space.overstepped_bytes and not self._reclaim.hopeful:
+                self._stop_some(drive, list(pool.open.inodes.written.values()))
 
     def _due(self) -> list[OpenInode]:
         written = list(self._pool.open.inodes.written.values())
@@ -90,10 +100,14 @@ class OverrunWatch:
         self._skip = start + _LOOKS_A_TICK
         return (written[start:] + written[:start])[:_LOOKS_A_TICK]
 
-    def _stop_some(self, written: list[OpenInode]) -> None:
-        """Stop drafts, those that grew most first, until the pool is within its space."""
-        space = self._pool.space.taken
-        growing = [opened for opened in written if opened.taken_unasked > 0]
+    def _stop_some(self, drive: PoolDrive, written: list[OpenInode]) -> None:
+        """Stop drafts on *drive*, those that grew most first, until it is within its space."""
+        space, drive_of = drive.space, self._pool.space.drives.of
+        growing = [
+            opened
+            for opened in written
+            if opened.taken_unasked > 0 and drive_of(opened.ino) is drive
+        ]
         growing.sort(key=lambda opened: (opened.outgrown, opened.taken_unasked), reverse=True)
         for opened in growing:
             if not space.overstepped_bytes:
@@ -104,7 +118,7 @@ class OverrunWatch:
         """Free the bytes of *opened*, whose close is ENOSPC; False if that must not be done."""
         if opened.overrun or not self._may_be_stopped(opened):
             return False
-        space = self._pool.space.taken
+        space = self._pool.space.of(opened.ino)
         _log.warning("inode %#x outgrew the pool: its writer gets ENOSPC", opened.ino)
         opened.outrun()
         self._pool.open.notes.writing(opened)

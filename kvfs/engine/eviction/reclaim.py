@@ -4,6 +4,7 @@ The plan (``Victims``) is a hint. Each victim is checked again, and one index tr
 the names of a batch. No more is evicted than is needed. All of it runs on the loop's thread.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.changed import Reason, Why
+from kvfs.core.drives import Numbering
 from kvfs.core.errors import Damaged, KvfsError
 from kvfs.core.eviction_policy import Columns
 from kvfs.core.fair_shares import Plan, plan_of
@@ -22,6 +24,7 @@ from kvfs.engine.eviction.victims import Victims, look_at, sidecars_of
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.drive import PoolDrive
 
 _log: Final = logging.getLogger(__name__)
 
@@ -49,19 +52,26 @@ class Reclaim:
         self.units = Units(pool)
         #: Refused victims that are open (True) or only mapped (False): the last resort.
         self._used: dict[InodeNo, bool] = {}
-        self._victims = Victims(
-            pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
-        )
+        #: The plan for each drive, and the one for the whole pool, which is another with several.
+        self._victims = {drive: self._begin_victims() for drive in pool.space.drives.all}
+        only = self._victims.get(pool.space.drives.all[0]) if len(self._victims) == 1 else None
+        self._of_pool = only or self._begin_victims()
+        self._plans = (*self._victims.values(), *(() if only else (self._of_pool,)))
         self._topping_up = False
         self.evicted_blocks = 0
         self.evicted_bytes = 0
         self.batches = 0
         self.refusals = 0
 
+    def _begin_victims(self) -> Victims:
+        return Victims(
+            self._pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
+        )
+
     @property
     def planning(self) -> bool:
         """Whether the thread is making a plan."""
-        return self._victims.planning
+        return any(victims.planning for victims in self._plans)
 
     @property
     def all_known(self) -> bool:
@@ -72,26 +82,24 @@ class Reclaim:
     def hopeful(self) -> bool:
         """Whether evicting again may give more than it gave a moment ago."""
         pool = self._pool
-        if self.planning or len(pool.space.unlink_queue):
+        if self.planning or any(len(drive.unlink_queue) for drive in pool.space.drives.all):
             return True
         if not self.all_known:
             return True
-        return pool.evictable_bytes > 0 and not self._victims.is_barren()
+        return any(
+            pool.evictable_on(drive) > 0 and not victims.is_barren()
+            for drive, victims in self._victims.items()
+        )
 
     def run_due(self, now_s: float) -> None:
-        """Keep space free ahead of the writers."""
-        short_bytes = self._short_bytes(now_s)
-        if short_bytes > 0 and len(self._pool.departures.removed):
-            self._pool.departures.removed.give_way()
-            short_bytes = self._short_bytes(now_s)
-        if short_bytes > 0:
-            self.evict(short_bytes, ahead=True)
-
-    def _short_bytes(self, now_s: float) -> int:
-        """Return how many bytes of headroom are missing; those being deleted count as free."""
-        space = self._pool.space.taken
-        free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
-        return self._pool.space.headroom.short_bytes(free_bytes, now_s)
+        """Keep space free ahead of the writers, on each drive."""
+        for drive in self._pool.space.drives.all:
+            short_bytes = _short_bytes(drive, now_s)
+            if short_bytes > 0 and len(self._pool.departures.removed):
+                self._pool.departures.removed.give_way()
+                short_bytes = _short_bytes(drive, now_s)
+            if short_bytes > 0:
+                self.evict(short_bytes, drive, ahead=True)
 
     def top_up(self) -> None:
         """Call ``run_due`` as soon as no request waits, because a draft has just taken space."""
@@ -103,29 +111,33 @@ class Reclaim:
         self._topping_up = False
         now_s = self._pool.monotonic_s()
         self.run_due(now_s)
-        self._pool.space.unlink_queue.hurry(self._pool.space.headroom.target_bytes(now_s))
-        self._pool.open.ready.fill()
+        for drive in self._pool.space.drives.all:
+            drive.unlink_queue.hurry(drive.headroom.target_bytes(now_s))
+            self._pool.open.ready.on(drive).fill()
 
-    def evict(self, size_bytes: int, *, ahead: bool = False) -> int:
-        """Evict until *size_bytes* are being freed; return how many are.
+    def evict(self, size_bytes: int, drive: PoolDrive | None = None, *, ahead: bool = False) -> int:
+        """Evict until *size_bytes* are being freed on *drive*, or anywhere; return how many are.
 
-        Fewer if nothing can be evicted, if a plan is being made, or if one call would remove too
-        many names. If *ahead* of need, no block of more than twice the missing bytes is evicted.
+        Blocks go in the one order of the pool, but those of other drives stay. Fewer if nothing can
+        be evicted, if a plan is being made, or if one call would remove too many names. If *ahead*
+        of need, no block of more than twice the missing bytes is evicted.
         """
         count = rounds = 0
-        gone_bytes = self._pool.space.strays.give_way(size_bytes)  # before any block
+        space = None if drive is None else drive.space
+        gone_bytes = self._pool.space.strays.give_way(size_bytes, space)  # before any block
+        victims = self._of_pool if drive is None else self._victims[drive]
         self._name_again()
         while gone_bytes < size_bytes and count < CALL_MAX and rounds < _ROUNDS:
-            batch = self._next_batch(size_bytes - gone_bytes, ahead=ahead)
-            if not batch and ahead and self._victims:
+            batch = self._next_batch(victims, size_bytes - gone_bytes, drive, ahead=ahead)
+            if not batch and ahead and victims:
                 break
             if not batch:
                 rounds += 1
                 self.units.begin_plan()
-                if not self._victims.replan(self._choose):
+                if not victims.replan(functools.partial(self._choose, drive)):
                     break
                 continue
-            freed_bytes = self._execute(batch)
+            freed_bytes = self._execute(batch, drive=drive)
             if freed_bytes < 0:
                 break
             gone_bytes += freed_bytes
@@ -153,12 +165,13 @@ class Reclaim:
 
     def search_anew(self) -> None:
         """Forget what a search found a moment ago, because a request waits."""
-        self._victims.search_anew()
+        for victims in self._plans:
+            victims.search_anew()
 
     @property
     def awaits_users(self) -> bool:
         """Whether space would be freed if the users of some blocks closed them."""
-        return bool(self._used) or self.promised_bytes > 0
+        return bool(self._used) or any(map(self._promised_bytes, self._pool.space.drives.all))
 
     def users_came_lately(self, lately_s: float) -> bool:
         """Whether a block lost its name within *lately_s* and is still read, which may end soon."""
@@ -171,25 +184,29 @@ class Reclaim:
             for opened in self._pool.open.inodes.values()
         )
 
-    @property
-    def promised_bytes(self) -> int:
-        """Bytes that are freed when the readers of blocks without a name close them."""
-        return self._pool.space.taken.deleted_open_bytes + sum(
+    def _promised_bytes(self, drive: PoolDrive) -> int:
+        """Return what is freed on *drive* when readers of blocks without a name close them."""
+        drive_of = self._pool.space.drives.of
+        return drive.space.deleted_open_bytes + sum(
             opened.allocated_bytes
             for opened in self._pool.open.inodes.values()
             if opened.gone is not None and not opened.writers
+            if drive_of(opened.ino) is drive
         )
 
-    def evict_used(self, size_bytes: int) -> None:
-        """Remove names of open or mapped blocks, which frees *size_bytes* after their last users.
+    def evict_used(self, size_bytes: int, drive: PoolDrive) -> None:
+        """Remove names of open or mapped blocks of *drive*, to free *size_bytes* after their users.
 
         Called if nothing else can be evicted and a request waits. The names are misses from now
         on; processes that have the blocks open read on.
         """
-        size_bytes -= self.promised_bytes
+        drive_of = self._pool.space.drives.of
+        size_bytes -= self._promised_bytes(drive)
         batch: dict[InodeNo, InodeRecord] = {}
-        while self._used and size_bytes > 0 and len(batch) < BATCH:
-            ino, _ = self._used.popitem()
+        for ino in [ino for ino in reversed(self._used) if drive_of(ino) is drive]:
+            if size_bytes <= 0 or len(batch) >= BATCH:
+                break
+            self._used.pop(ino, None)  # perhaps it went with another one
             record = look_at(self._pool, ino).record
             if record is not None and ino not in batch:
                 going = self.units.together(ino, record, open_too=True)
@@ -215,12 +232,17 @@ class Reclaim:
         ]
         for ino in done:
             del self._used[ino]
-            self._victims.allow(ino)
-        if done:
-            self._victims.drop()
+            for victims in self._plans:
+                victims.allow(ino)
+        for victims in self._plans if done else ():
+            victims.drop()
 
-    def _choose(self, columns: Columns, but_not: NDArray[np.uint64]) -> Plan:
-        capacity_bytes = self._pool.space.taken.capacity_bytes
+    def _choose(
+        self, drive: PoolDrive | None, columns: Columns, but_not: NDArray[np.uint64]
+    ) -> Plan:
+        capacity_bytes, among = self._pool.space.taken.capacity_bytes, None
+        if drive is not None and len(self._victims) > 1:
+            among = Numbering(len(self._victims)).drives(columns.ino) == drive.number
         return plan_of(
             self._pool.rules.heat.policy,
             columns,
@@ -228,15 +250,18 @@ class Reclaim:
             count_max=_PLAN_MAX,
             but_not=but_not,
             slack_bytes=capacity_bytes // _SLACK_PART,
+            among=among,
         )
 
-    def _next_batch(self, size_bytes: int, *, ahead: bool) -> list[Victim]:
-        """Return victims of the plan that can go now, for *size_bytes*, with their sidecars."""
-        self._victims.begin_batch()
+    def _next_batch(
+        self, victims: Victims, size_bytes: int, drive: PoolDrive | None, *, ahead: bool
+    ) -> list[Victim]:
+        """Return *victims* that can go now, for *size_bytes* on *drive*, with their sidecars."""
+        victims.begin_batch()
         batch: dict[InodeNo, InodeRecord] = {}
         held_bytes = 0
         while len(batch) < BATCH and held_bytes < size_bytes:
-            ino = self._victims.next()
+            ino = victims.next()
             if ino is None:
                 break
             if ino in batch:
@@ -244,30 +269,37 @@ class Reclaim:
             record, used, _ = look_at(self._pool, ino)
             if record is None or used:
                 self.refusals += 1
-                self._victims.refuse(ino)
+                victims.refuse(ino)
                 if used:
                     self._used[ino] = ino in self._pool.open.inodes
                 continue
             if ahead and record.allocated_bytes > 2 * (size_bytes - held_bytes):
-                self._victims.put_back(ino)
+                victims.put_back(ino)
                 break
             going = self.units.coldest(ino, record)
             if not going:
                 self.refusals += 1
                 continue
             batch.update(going)
-            held_bytes += sum(gone.allocated_bytes for _, gone in going)
+            held_bytes += sum(self._frees(one, gone, drive) for one, gone in going)
             for sidecar in sidecars_of(self._pool, record):
                 beside, used, _ = look_at(self._pool, sidecar)
                 if beside is not None and not used:
                     batch[sidecar] = beside
-                    held_bytes += beside.allocated_bytes
+                    held_bytes += self._frees(sidecar, beside, drive)
         return list(batch.items())
+
+    def _frees(self, ino: InodeNo, record: InodeRecord, drive: PoolDrive | None) -> int:
+        """Return what the removal of *ino* frees on *drive*, or anywhere."""
+        there = drive is None or self._pool.space.drives.of(ino) is drive
+        return record.allocated_bytes if there else 0
 
     # ---- carrying it out ----
 
-    def _execute(self, batch: list[Victim], reason: Reason = Reason.SPACE) -> int:
-        """Remove the names of *batch* for *reason*; return the bytes that are being freed.
+    def _execute(
+        self, batch: list[Victim], reason: Reason = Reason.SPACE, drive: PoolDrive | None = None
+    ) -> int:
+        """Remove the names of *batch* for *reason*; return what is being freed on *drive*.
 
         -1 if it failed. Atomic: no checkpoint between the check of the victims and here.
         """
@@ -279,12 +311,15 @@ class Reclaim:
                     change.unlink(ino, record, Why.EVICTED, reason=reason)
         except (KvfsError, OSError, Damaged) as error:
             _log.error("nothing evicted: %s", error)
-            self._victims.rest()
+            for victims in self._plans:
+                victims.rest()
             return -1
         self.batches += 1
-        return sum(self._let_go(ino, record, now_ns) for ino, record in batch)
+        return sum(self._let_go(ino, record, now_ns, drive) for ino, record in batch)
 
-    def _let_go(self, ino: InodeNo, record: InodeRecord, now_ns: int) -> int:
+    def _let_go(
+        self, ino: InodeNo, record: InodeRecord, now_ns: int, drive: PoolDrive | None
+    ) -> int:
         """Free the space of *ino*, which the index has dropped, now or after its last reader."""
         pool = self._pool
         opened = pool.open.inodes.get(ino)
@@ -302,4 +337,10 @@ class Reclaim:
             pool.kernel.inode_vanished(ino, record.parent)
         self.evicted_blocks += 1
         self.evicted_bytes += record.allocated_bytes
-        return 0 if stays else record.allocated_bytes
+        return 0 if stays else self._frees(ino, record, drive)
+
+
+def _short_bytes(drive: PoolDrive, now_s: float) -> int:
+    """Return how many bytes of headroom *drive* lacks; those being deleted count as free."""
+    free_bytes = drive.space.unclaimed_bytes + drive.space.pending_delete_bytes
+    return drive.headroom.short_bytes(free_bytes, now_s)

@@ -69,8 +69,13 @@ def available_bytes(pool: Pool) -> int:
 
 def for_blocks_bytes(pool: Pool) -> int:
     """Return the bytes that blocks of a full pool hold: all but headroom and ready extents."""
-    headroom_bytes = pool.space.headroom.target_bytes(pool.monotonic_s())
-    return pool.space.taken.bound_bytes - headroom_bytes - pool.space.taken.ready_bytes
+    return pool.space.taken.bound_bytes - headroom_bytes(pool) - pool.space.taken.ready_bytes
+
+
+def headroom_bytes(pool: Pool) -> int:
+    """Return the bytes that are kept free ahead of writers, on all drives."""
+    now_s = pool.monotonic_s()
+    return sum(drive.headroom.target_bytes(now_s) for drive in pool.space.drives.all)
 
 
 def state_totals(pool: Pool) -> StateTotals:
@@ -120,7 +125,7 @@ def gone_totals(pool: Pool) -> dict[str, int]:
         if opened.gone is not None and not opened.revoked and stat.S_ISREG(opened.gone.mode)
     ]
     return {
-        "blocks": len(gone) + pool.space.unlink_queue.lingering,
+        "blocks": len(gone) + sum(each.unlink_queue.lingering for each in pool.space.drives.all),
         "bytes": sum(gone) + pool.space.taken.deleted_open_bytes,
     }
 
@@ -130,7 +135,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     space = pool.space.taken
     totals = pool.rules.leases.totals
     open_by = _open_by(pool)
-    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool.open.inodes, pool.rules.heat)
+    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool)
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
@@ -144,7 +149,7 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
         "open_by": open_by,
         "pending_delete_bytes": space.pending_delete_bytes,
         "deleted_open_bytes": gone_totals(pool)["bytes"],
-        "headroom_bytes": pool.space.headroom.target_bytes(pool.monotonic_s()),
+        "headroom_bytes": headroom_bytes(pool),
         "overcommitted_bytes": space.overcommitted_bytes,
         "eviction": {
             "policy": pool.rules.heat.policy.name,

@@ -274,7 +274,7 @@ class Namespace:
         pool = self._pool
         promised = self._promises.promised(ino, record)
         opened = pool.open.inodes.get(ino)
-        pool.space.taken.extra_bytes += record.allocated_bytes
+        pool.space.of(ino).extra_bytes += record.allocated_bytes
         if opened is not None:
             opened.lose_name(record._replace(ctime_ns=now_ns))
             if not opened.writers:

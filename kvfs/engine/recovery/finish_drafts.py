@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.aliases import alias_of, block_of
+from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import counted
 from kvfs.core.lifecycle import UNFINISHED, State
@@ -26,6 +27,7 @@ from kvfs.core.records import (
 from kvfs.core.types import STAT_BLOCK_BYTES, InodeNo, InodeRecord, Sequence, round_up
 from kvfs.engine.names.tree_change import drop_rows, put_counts
 from kvfs.pool.open.extent_bytes import is_as_recorded
+from kvfs.storage.drive_rows import read_drive_counts
 from kvfs.storage.extents import BROKEN_FILE, Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
@@ -33,6 +35,7 @@ from kvfs.storage.index_transaction import WriteTransaction
 _log: Final = logging.getLogger(__name__)
 
 _STEP: Final = 4096
+_WHY: Final = Why.FOUND
 #: States of blocks that somebody was writing, or may have been.
 OPEN_STATES: Final = UNFINISHED | {State.RENAMED, State.REWRITE, State.SLAB}
 
@@ -56,7 +59,7 @@ def finish_index(
     After a failure it can be repeated. Raises NoSpace, OSError, Damaged.
     """
     listed = index.unfinished()
-    counters = index.counters()
+    counters, counts = index.counters(), read_drive_counts(index, extents.drives)
     dropped = measured = 0
     for ino, record in _search(index) if listed is None else _listed(index, listed):
         if ino in kept:
@@ -72,11 +75,15 @@ def finish_index(
                 counters = _put(txn, ino, record, again, counters)
                 measured += 1
             txn.put_counters(counters)
+            txn.put_drive_counts(recount := counts.after([Changed(ino, record, again, _WHY)]))
+        counts.learn(recount)
         # Only now: a trim sets the mtime, by which a start that repeats this would call it written.
         if again is not None and (trimmed := _trimmed(extents, ino, again)) != again:
             with index.write() as txn:
                 counters = _put(txn, ino, again, trimmed, counters)
                 txn.put_counters(counters)
+                txn.put_drive_counts(recount := counts.after([Changed(ino, again, trimmed, _WHY)]))
+            counts.learn(recount)
     with index.write() as txn:
         txn.put_unfinished(kept)
     return Finished(dropped, measured)

@@ -29,6 +29,7 @@ from kvfs.engine.recovery.rebuild import (
     rebuild_index,
     skip_numbers,
 )
+from kvfs.storage.drive_rows import read_drive_counts
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_place import (
@@ -156,6 +157,7 @@ class _Check:
             with self._open(read_only=True) as index:
                 if not state.clean:
                     index.counters()  # needed to end what is open
+                    read_drive_counts(index, len(self._pool_fds))
                 if index.inode(ROOT_INODE) is None:
                     raise IndexDamaged("index: it has no root directory")
         except (IndexDamaged, Damaged) as error:
@@ -214,7 +216,8 @@ class _Check:
             before_repair=repair,
             leftovers=leftovers,
         )
-        rows = RowCheck(index, self._report, before_repair=repair)
+        drives = len(self._pool_fds)
+        rows = RowCheck(index, self._report, before_repair=repair, drives=drives)
         rows.run(
             files.inode,
             functools.partial(node_record, self._extents),

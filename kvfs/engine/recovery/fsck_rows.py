@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 from kvfs.core.aliases import alias_of, block_of, without_alias
+from kvfs.core.drive_counts import DriveCounts, Recount
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import TreeCount
 from kvfs.core.lifecycle import State
@@ -29,6 +30,7 @@ from kvfs.core.records import (
 )
 from kvfs.core.types import NO_INODE, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.tree_change import drop_rows, put_counts, put_rows
+from kvfs.storage.drive_rows import read_drive_counts
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
 
@@ -76,10 +78,17 @@ class RowCheck:
     """Checks the rows of one index; with *before_repair*, called before each repair, mends them."""
 
     def __init__(
-        self, index: Index, report: FsckReport, *, before_repair: Callable[[], None] | None
+        self,
+        index: Index,
+        report: FsckReport,
+        *,
+        before_repair: Callable[[], None] | None,
+        drives: int,
     ) -> None:
+        """*drives*: how many the pool lies on."""
         self._index = index
         self._report = report
+        self._drives = drives
         self._before_repair = before_repair
 
     def run(
@@ -183,7 +192,7 @@ class RowCheck:
 
     def _tree(self) -> None:
         """Check that everything is below the root, and that every count is right."""
-        tree_count = TreeCount(self._index.inode)
+        tree_count = TreeCount(self._index.inode, self._drives)
         said: dict[InodeNo, tuple[int, int]] = {}
         for ino, record in self._records():
             if record is None:
@@ -199,6 +208,7 @@ class RowCheck:
                 text = f"directory {ino:#x}: {counts} names and subdirectories, counted {counted}"
                 self._wrong(text, _counting(ino, *counted))
         self._counters(tree_count.counters())
+        self._drive_counts(tree_count.by_drive)
 
     def _counters(self, counted: Counters) -> None:
         self._report.blocks = counted.blocks
@@ -212,6 +222,19 @@ class RowCheck:
         if said != right:
             text = f"counters: {tuple(said)}, counted {tuple(right)}"
             self._wrong(text, lambda txn: txn.put_counters(right))
+
+    def _drive_counts(self, counted: DriveCounts) -> None:
+        """Check what the index says of drives from 1 on; the counters say the rest."""
+        right = counted.rows()
+        try:
+            said = read_drive_counts(self._index, self._drives).rows()
+        except Damaged as error:
+            self._wrong(str(error), lambda txn: txn.put_drive_counts(right))
+            return
+        for drive, count in right.items():
+            if said[drive] != count:
+                text = f"drive {drive}: {tuple(said[drive])}, counted {tuple(count)}"
+                self._wrong(text, _recounting({drive: count}))
 
     # ---- reading ----
 
@@ -280,6 +303,10 @@ def _recording(ino: InodeNo, record: InodeRecord) -> Repair:
 
 def _naming(ino: InodeNo, record: InodeRecord) -> Repair:
     return lambda txn: put_rows(txn, ino, record)
+
+
+def _recounting(recount: Recount) -> Repair:
+    return lambda txn: txn.put_drive_counts(recount)
 
 
 def _counting(ino: InodeNo, entries: int, subdirs: int) -> Repair:

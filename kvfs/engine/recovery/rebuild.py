@@ -198,7 +198,7 @@ class _Rebuild:
 
     def _join(self, index: Index) -> Counters:
         """Drop what cannot be reached from the root; write and return the counts of the rest."""
-        tree_count = TreeCount(index.inode)
+        tree_count = TreeCount(index.inode, len(self._pool_fds))
         for rows in index.walk(INODE_PREFIX, _BATCH):
             cut_off = [
                 (ino, record)
@@ -218,6 +218,7 @@ class _Rebuild:
         counters = counters._replace(sequence=max(counters.sequence, self._sequence))
         with index.write() as txn:
             txn.put_counters(counters)
+            txn.put_drive_counts(tree_count.by_drive.rows())
         return counters
 
 

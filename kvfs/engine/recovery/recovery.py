@@ -39,6 +39,7 @@ from kvfs.engine.recovery.index_before_use import (
 from kvfs.engine.recovery.rebuild import Progress, rebuild_index, skip_numbers
 from kvfs.engine.rewrite.awaited_opens import noted_awaited
 from kvfs.pool.open.open_notes import Living, OpenNotes
+from kvfs.storage.drive_rows import read_drive_counts
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
 from kvfs.storage.index_place import (
@@ -251,6 +252,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
         path, map_size_bytes=settings.index_map_bytes, read_only=True, syscalls=syscalls
     ) as index:
         index.counters()
+        read_drive_counts(index, len(device.pool_fds))
         root = index.inode(ROOT_INODE)
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")

@@ -37,6 +37,7 @@ from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.drive import PoolDrive
 
 _REFUSED_NOTE: Final = b"rewrite/refused"
 
@@ -171,7 +172,7 @@ class TruncatingOpens:
                 continue  # its OPEN has come, or it was never made
             with contextlib.suppress(KvfsError, OSError):
                 extent = pool.open.ready.recall(ino, reserve_bytes)
-                pool.space.taken.extra_bytes += extent.reserve_bytes
+                pool.space.of(extent.ino).extra_bytes += extent.reserve_bytes
                 self._awaited[ino] = (extent, until_s, thread)  # it is noted already
 
     def looked_up(
@@ -254,7 +255,7 @@ class TruncatingOpens:
             self._replaced(ino, record, extent.ino, maker, now_ns, hides=hides)
         else:
             self.old.keep_nothing(extent.ino)
-        pool.space.taken.extra_bytes += extent.reserve_bytes
+        pool.space.of(extent.ino).extra_bytes += extent.reserve_bytes
         return extent.ino
 
     def _replaced(
@@ -303,13 +304,14 @@ class TruncatingOpens:
             if who.is_one and maker.is_one and maker != who:
                 raise NotFound(f"inode {ino} is being written by another process")
 
-    @property
-    def nameless_bytes(self) -> int:
-        """Bytes that ``give_way`` would free: of inodes that only the tables here have open."""
+    def nameless_bytes(self, drive: PoolDrive) -> int:
+        """Return what ``give_way`` would free on *drive*: of inodes that only these tables keep."""
+        drive_of = self._pool.space.drives.of
         return sum(
             opened.allocated_bytes
             for opened, times in self._own_handles().items()
             if opened.readers == times and not opened.writers
+            if drive_of(opened.ino) is drive
         )
 
     @property
@@ -350,7 +352,7 @@ class TruncatingOpens:
         """Drop the oldest fresh inode, which nobody has opened, and its name."""
         ino = next(iter(self._awaited))
         extent = self._awaited.leave(ino)
-        self._pool.space.taken.extra_bytes -= extent.reserve_bytes
+        self._pool.space.of(extent.ino).extra_bytes -= extent.reserve_bytes
         device = self._pool.background.of(ino).device
         device.submit(lambda: self._try_trim(extent.fd))
         self._pool.open.ready.let_go(extent)

@@ -78,7 +78,7 @@ class OldVersions:
                 continue
             kept, pool = None, self._pool
             if ino and not pool.index.knows(ino):
-                kept = pool.open.notes.enter(pool.open.inodes, pool.space.taken, ino)
+                kept = pool.open.notes.enter(pool.open.inodes, pool.space.of(ino), ino)
             if kept is not None:
                 kept.stand_in(draft)
             self._kept[draft] = kept
@@ -187,7 +187,7 @@ class DisplacedDrafts:
             pool = self._pool
             if pool.index.knows(ino):
                 continue
-            opened = pool.open.notes.enter(pool.open.inodes, pool.space.taken, ino)
+            opened = pool.open.notes.enter(pool.open.inodes, pool.space.of(ino), ino)
             if opened is None:
                 continue
             if not opened.writers:
@@ -296,7 +296,7 @@ class DisplacedDrafts:
             change.does(request, opened.ino)
         opened.regain_name()
         self.old.stop_showing(opened)
-        pool.space.taken.extra_bytes -= opened.allocated_bytes
+        pool.space.of(opened.ino).extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
         self._note()
         pool.departures.leave(opened, writer=False)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from kvfs.core.changed import Changed, Why
+from kvfs.core.drives import ByDrive
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import identity_of
 from kvfs.core.lifecycle import State, carries_identity
@@ -19,7 +20,7 @@ from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Ide
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks, is_quick
 from kvfs.pool.durable.not_durable import Change as AttributeChange
-from kvfs.pool.space.unlink_queue import UnlinkQueue
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.outliving import Lacks, UndurableTable
@@ -55,7 +56,7 @@ class Identities:
         self,
         extents: Extents,
         background: Background,
-        unlink_queue: UnlinkQueue,
+        drives: ByDrive[PoolDrive],
         not_durable: UndurableBlocks,
         attributes: AttributeRecords,
         memory: UndurableTable,
@@ -66,7 +67,7 @@ class Identities:
         #: Written before the identity that they belong to.
         self.attributes = attributes
         self._background = background
-        self._unlink_queue = unlink_queue
+        self._drives = drives
         self.not_durable = not_durable
         self._memory = memory
         self._monotonic_s = monotonic_s
@@ -325,8 +326,7 @@ class Identities:
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
-            device = self._background.of(ino).device
-            self._unlink_queue.add(device, remove, record.allocated_bytes, in_use)
+            self._drives.of(ino).unlink_queue.add(remove, record.allocated_bytes, in_use)
         elif carries_identity(record):
             forget = functools.partial(self._extents.forget_node, ino)
             device = self._background.of(ino).device

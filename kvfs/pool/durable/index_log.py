@@ -15,7 +15,7 @@ from kvfs.core.log_records import Moment, pack_batch
 from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo
 from kvfs.pool.open.open_inodes import OpenInodes
-from kvfs.pool.open.ready_extents import ReadyExtents
+from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.storage.background import Aside
 from kvfs.storage.index import Index
 from kvfs.storage.index_place import IndexAt
@@ -64,7 +64,7 @@ class IndexLog:
         index: Index,
         unlogged: UnloggedRows,
         numbers: InodeNumbers,
-        ready: ReadyExtents,
+        ready: ReadyByDrive,
         open_inodes: OpenInodes,
         unfinished: set[InodeNo],
         settings: Settings,

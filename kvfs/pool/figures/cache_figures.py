@@ -24,7 +24,7 @@ from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecor
 from kvfs.pool.figures.events import Events, Kind
 from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel
 from kvfs.pool.figures.looks import A_TICK, Looks
-from kvfs.pool.space.space import Space
+from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 
@@ -182,7 +182,7 @@ class CacheFigures:
         self,
         index: Index,
         settings: Settings,
-        space: Space,
+        space: SpaceFigures,
         stored: Taken,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],

@@ -9,20 +9,20 @@ from typing import Protocol
 
 from kvfs.core.types import BackingId, InodeNo, InodeRecord
 from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.space.drive import PoolDrive
 
 
 class Room(Protocol):
     """Makes space by evicting blocks."""
 
-    def evict(self, size_bytes: int) -> int:
-        """Evict blocks of *size_bytes*, if possible; return how many bytes are being freed."""
+    def evict(self, size_bytes: int, drive: PoolDrive) -> int:
+        """Evict *size_bytes* on *drive*, if possible; return how many are being freed there."""
 
     def evict_names(self) -> None:
         """Evict blocks for their names, if possible, because the index takes no more names."""
 
-    @property
-    def nameless_bytes(self) -> int:
-        """How many bytes ``forget_nameless`` would free."""
+    def nameless_bytes(self, drive: PoolDrive) -> int:
+        """Return how many bytes ``forget_nameless`` would free on *drive*."""
 
     @property
     def all_known(self) -> bool:

@@ -14,18 +14,14 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Final, NamedTuple
 
-from kvfs.core.changed import Changed, Why
-from kvfs.core.drives import DriveTurns
 from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.headroom import SizeForecast
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
-from kvfs.core.types import BackingId, DriveNo, InodeNo
+from kvfs.core.types import BackingId, InodeNo
 from kvfs.machine.process_limits import ready_max
-from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ports import Kernel
-from kvfs.pool.space.space import Space
-from kvfs.pool.space.unlink_queue import UnlinkQueue
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import InodeNumbers
@@ -50,35 +46,31 @@ class ReadyExtent(NamedTuple):
 
 
 class ReadyExtents:
-    """Prepared extents, by the size they were preallocated to."""
-
-    follows: Final = frozenset({Why.CLOSED, Why.STORED})
+    """Prepared extents of one drive, by the size they were preallocated to."""
 
     def __init__(
         self,
         extents: Extents,
         numbers: InodeNumbers,
         background: Background,
-        space: Space,
+        drive: PoolDrive,
         settings: Settings,
-        unlink_queue: UnlinkQueue,
         kernel: Kernel,
-        open_inodes: OpenInodes,
-        monotonic_s: Callable[[], float],
-        turns: DriveTurns,
+        forecast: SizeForecast,
+        part: Callable[[int], int] = lambda count: count,
     ) -> None:
-        """*turns*: on which drive the next extent is made."""
-        self._turns = turns
-        self._open_inodes = open_inodes
-        self._monotonic_s = monotonic_s
+        """*part*: how many of so many extents are to be ready on *drive*, by what it can hold."""
         self._extents = extents
-        self._unlink_queue = unlink_queue
         self._numbers = numbers
         self._background = background
-        self._space = space
+        self._number = drive.number
+        self._device = background.drives.all[drive.number].device
+        self._space = drive.space
+        self._unlink_queue = drive.unlink_queue
         self._settings = settings
-        self.forecast = SizeForecast(settings.demand_directories_max)
         self._kernel = kernel
+        self._forecast = forecast
+        self._part = part
         self._queues: dict[int, deque[ReadyExtent]] = {}
         #: What creates lacked and had made, since the last tick and since the one before. It is
         #: theirs: until they have asked again it does not give way.
@@ -92,15 +84,6 @@ class ReadyExtents:
         self._refused: set[int] = set()
         self.hits = 0
         self.misses = 0
-
-    def follow(self, changed: Changed) -> None:
-        """Tell the forecast the size of a draft that was closed."""
-        opened, record = self._open_inodes.get(changed.ino), changed.after
-        if opened is not None and record is not None and opened.created_in:
-            # After a sparse file of a terabyte do not reserve a terabyte for the next one.
-            size_bytes = min(record.size_bytes, record.allocated_bytes)
-            self.forecast.note_published(opened.created_in, size_bytes, self._monotonic_s())
-            opened.tell_size()
 
     def has(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* is ready."""
@@ -129,7 +112,7 @@ class ReadyExtents:
         extent = self._take_brought(size_bytes) if self._brought or self._brought_before else None
         if extent is None and not queue and self._background.is_serving:
             self._require_made(size_bytes, insists=insists)
-        self.forecast.note_created(size_bytes, now_s)
+        self._forecast.note_created(size_bytes, now_s)
         if extent is not None:
             self._space.ready_bytes -= extent.reserve_bytes
             return extent
@@ -147,23 +130,20 @@ class ReadyExtents:
         """Raise NotAtHand for an extent that is not ready; NoSpace if the device has no room."""
         if size_bytes in self._refused and not insists:
             raise NoSpace(f"the device has no {format_size(size_bytes)}")
-        drive = self._turns.next()
-        self._numbers.require(at_once=False, drive=drive)
+        self._numbers.require(at_once=False, drive=self._number)
         raise NotAtHand(
             "a fresh extent",
-            lambda: self._begin_missed(drive, size_bytes, insists=insists),
+            lambda: self._begin_missed(size_bytes, insists=insists),
             in_order=bool(self._refused),  # after what is being freed
             stores=True,
         )
 
-    def _begin_missed(
-        self, drive: DriveNo, size_bytes: int, *, insists: bool
-    ) -> Callable[[], Callable[[], None]]:
+    def _begin_missed(self, size_bytes: int, *, insists: bool) -> Callable[[], Callable[[], None]]:
         """Begin an extent that a create lacks, and have some more of its size made."""
         self.misses += 1
         depth = self._depths.get(size_bytes, 0)
         self._depths[size_bytes] = max(depth, min(2 * depth or _MORE_AT_FIRST, _MORE_AT_MOST))
-        ino = self._numbers.give_out(drive)
+        ino = self._numbers.give_out(self._number)
         self._begin(ino, size_bytes)
         self.fill()
 
@@ -208,22 +188,23 @@ class ReadyExtents:
         """Close the descriptor and backing id of a taken extent. The file stays with its inode."""
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
-        self._background.of(extent.ino).device.submit(lambda: os.close(extent.fd))
+        self._device.submit(lambda: os.close(extent.fd))
 
-    def run_due(self, now_s: float, spendable_bytes: int) -> None:
+    def run_due(self, now_s: float, spendable_bytes: int, drives: int = 1) -> None:
         """Adjust the queues to the forecast; called a few times a second.
 
-        *spendable_bytes*: how many bytes could be evicted if space were needed.
+        *spendable_bytes*: how many bytes could be evicted on the drive if space were needed;
+        *drives*: among how many the pool's extents are shared.
         """
         limit_bytes = int(self._settings.ready_share * self._space.capacity_bytes)
         space = self._space
-        wanted = self.forecast.wanted(
+        wanted = self._forecast.wanted(
             now_s,
             # A guess must not take the space that other writers need.
             limit_bytes=min(limit_bytes, (space.free_bytes + spendable_bytes) // 2),
-            limit_extents=ready_max(self._settings.ready_extents_max),
+            limit_extents=ready_max(self._settings.ready_extents_max) // drives,
         )
-        self._depths = dict(wanted)
+        self._depths = {size_bytes: self._part(count) for size_bytes, count in wanted.items()}
         self._refused.clear()
         for extent in self._brought_before:
             self._queues.setdefault(extent.reserve_bytes, deque()).append(extent)
@@ -282,12 +263,11 @@ class ReadyExtents:
     def _order(self, size_bytes: int) -> None:
         if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
             return
-        if self._background.is_crowded:
+        if self._device.is_crowded:
             return  # it does not answer
         try:
-            drive = self._turns.next()
-            self._numbers.require(at_once=not self._background.is_serving, drive=drive)
-            ino = self._numbers.give_out(drive)
+            self._numbers.require(at_once=not self._background.is_serving, drive=self._number)
+            ino = self._numbers.give_out(self._number)
         except NotAtHand:
             return  # a thread fetches some
         except OSError as error:
@@ -307,7 +287,7 @@ class ReadyExtents:
             self._ordered.discard(ino)
             return
         self._begin(ino, size_bytes)
-        self._background.of(ino).device.submit(
+        self._device.submit(
             lambda: self._try_create(ino, size_bytes),
             functools.partial(self._end_ordered, ino, size_bytes),
             at_once=not have,  # a create may come before the next tick
@@ -321,7 +301,7 @@ class ReadyExtents:
 
     def _prepare_now(self, size_bytes: int) -> ReadyExtent:
         try:
-            return self._make(self._numbers.give_out(self._turns.next()), size_bytes)
+            return self._make(self._numbers.give_out(self._number), size_bytes)
         except NoSpace:
             self._refuse(size_bytes)
             raise
@@ -349,8 +329,7 @@ class ReadyExtents:
             try:
                 extent = ReadyExtent(ino, made, size_bytes, self._kernel.adopt(made))
             except OSError as error:
-                device = self._background.of(ino).device
-                device.submit(functools.partial(self._undo, ino, made))
+                self._device.submit(functools.partial(self._undo, ino, made))
                 made = error
             else:
                 self._queues.setdefault(size_bytes, deque()).append(extent)
@@ -375,8 +354,7 @@ class ReadyExtents:
         self._space.ready_bytes -= extent.reserve_bytes
         if extent.backing_id:
             self._kernel.abandon(extent.backing_id)
-        device = self._background.of(extent.ino).device
-        self._unlink_queue.add(device, lambda: self._remove(extent), extent.reserve_bytes)
+        self._unlink_queue.add(lambda: self._remove(extent), extent.reserve_bytes)
 
     def _remove(self, extent: ReadyExtent) -> None:
         os.close(extent.fd)

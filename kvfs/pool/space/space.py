@@ -1,7 +1,8 @@
-"""How much of the capacity is taken, and by what.
+"""How much of a drive's capacity is taken, and by what.
 
 - ``recorded_bytes``: blocks, as recorded in the index.
 - ``extra_bytes``: what open drafts and removed but open blocks hold beyond that.
+- ``removed_bytes``: the part of these that recently removed blocks hold (departures.py).
 - ``ready_bytes``: ready extents.
 - ``ordered_bytes``: the part of these that a thread is making.
 - ``stray_bytes``: files without an inode that are kept for a while (unlink_queue.py).
@@ -21,7 +22,7 @@ from kvfs.core.sizes import format_size
 
 
 class Space:
-    """Accounts for the space of one pool. All figures are allocated bytes on the device."""
+    """Accounts for the space of one drive. All figures are allocated bytes there."""
 
     def __init__(self, capacity_bytes: int, recorded_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -29,6 +30,7 @@ class Space:
         self.bound_bytes = capacity_bytes
         self.recorded_bytes = recorded_bytes
         self.extra_bytes = 0
+        self.removed_bytes = 0
         self.ready_bytes = 0
         self.ordered_bytes = 0
         self.stray_bytes = 0
@@ -40,7 +42,7 @@ class Space:
 
     @property
     def usable_bytes(self) -> int:
-        """What the pool can hold: its capacity, or what the device has if that is less."""
+        """What the drive can hold: its capacity, or what the device has if that is less."""
         return min(self.capacity_bytes, self.bound_bytes)
 
     @property

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kvfs.core.drives import ByDrive
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.space.space import Space
 from kvfs.storage.background import Background
@@ -26,8 +27,6 @@ _LOOKS: Final = 16
 
 
 class _Unlink(NamedTuple):
-    #: The thread of the drive that holds it.
-    device: DeviceThread
     remove: Callable[[], None]
     size_bytes: int
     #: None if nobody can have it open.
@@ -53,10 +52,12 @@ def _carry_out(unlink: _Unlink) -> _Outcome:
 
 
 class UnlinkQueue:
-    """The removals that are due, oldest first."""
+    """The removals that are due on one drive, oldest first."""
 
-    def __init__(self, background: Background, space: Space) -> None:
+    def __init__(self, background: Background, device: DeviceThread, space: Space) -> None:
+        """*device* is the drive's thread, and *space* what is taken there."""
         self._background = background
+        self._device = device
         self._space = space
         self._waiting: deque[_Unlink] = deque()
         #: Removals whose extent was in use; the one checked longest ago first.
@@ -78,14 +79,13 @@ class UnlinkQueue:
 
     def add(
         self,
-        device: DeviceThread,
         remove: Callable[[], None],
         size_bytes: int,
         in_use: Callable[[], bool] | None = None,
     ) -> None:
-        """Queue *remove* for *device*; it frees *size_bytes* unless the extent is *in_use*."""
+        """Queue *remove*, which frees *size_bytes* unless the extent is *in_use*."""
         self._space.pending_delete_bytes += size_bytes
-        self._waiting.append(_Unlink(device, remove, size_bytes, in_use))
+        self._waiting.append(_Unlink(remove, size_bytes, in_use))
         self._background.submit(self._next)
 
     def hurry(self, size_bytes: int) -> None:
@@ -110,7 +110,7 @@ class UnlinkQueue:
         for _ in range(min(_LOOKS, len(self._lingering))):
             self._checked += 1
             unlink = self._lingering.popleft()
-            unlink.device.submit(
+            self._device.submit(
                 functools.partial(_is_in_use, unlink), functools.partial(self._look, unlink)
             )
 
@@ -147,7 +147,7 @@ class UnlinkQueue:
         unlink = self._waiting.popleft()
         self._under_way += 1
         self._space.coming_bytes += unlink.size_bytes
-        unlink.device.submit(
+        self._device.submit(
             functools.partial(_carry_out, unlink), functools.partial(self._end_coming, unlink)
         )
 
@@ -180,18 +180,16 @@ class Strays:
     def __init__(
         self,
         files: StrayFiles,
-        space: Space,
-        unlink_queue: UnlinkQueue,
-        background: Background,
+        spaces: ByDrive[Space],
+        queues: ByDrive[UnlinkQueue],
         *,
         grace_s: float,
         most: int,
     ) -> None:
         """*most*: how many files are kept at once; for one more the oldest is removed."""
         self._files = files
-        self._space = space
-        self._unlink_queue = unlink_queue
-        self._background = background
+        self._spaces = spaces
+        self._queues = queues
         self._grace_ns = int(grace_s * SECOND_NS)
         self._most = most if grace_s > 0 else 0
         self._kept: OrderedDict[InodeNo, Stray] = OrderedDict()
@@ -220,7 +218,7 @@ class Strays:
     def add(self, stray: Stray) -> None:
         """Keep *stray* until its grace ends."""
         self._kept[stray.ino] = stray
-        self._space.stray_bytes += stray.size_bytes
+        self._spaces.of(stray.ino).stray_bytes += stray.size_bytes
         while len(self._kept) > self._most:
             self.gave_way += 1
             self._remove_oldest()
@@ -236,19 +234,28 @@ class Strays:
                 return
             self._remove_oldest()
 
-    def give_way(self, size_bytes: int) -> int:
-        """Remove the oldest until *size_bytes* are being freed; return the bytes being freed."""
+    def give_way(self, size_bytes: int, space: Space | None = None) -> int:
+        """Remove the oldest until *size_bytes* are being freed; return the bytes being freed.
+
+        Only those of the drive with *space*, or of all drives.
+        """
         freed_bytes = 0
-        while self._kept and freed_bytes < size_bytes:
-            self.gave_way += 1
-            freed_bytes += self._remove_oldest()
+        for ino in list(self._kept) if self._kept else ():
+            if freed_bytes >= size_bytes:
+                break
+            if space is None or self._spaces.of(ino) is space:
+                self.gave_way += 1
+                freed_bytes += self._remove(ino)
         return freed_bytes
 
-    def _remove_oldest(self) -> int:
-        ino, stray = self._kept.popitem(last=False)
-        self._space.stray_bytes -= stray.size_bytes
+    def _remove_oldest(self) -> None:
+        self._remove(next(iter(self._kept)))
+
+    def _remove(self, ino: InodeNo) -> int:
+        stray = self._kept.pop(ino)
+        self._spaces.of(ino).stray_bytes -= stray.size_bytes
         remove = functools.partial(self._files.remove, ino)
-        self._unlink_queue.add(self._background.of(ino).device, remove, stray.size_bytes)
+        self._queues.of(ino).add(remove, stray.size_bytes)
         return stray.size_bytes
 
     def describe(self, now_ns: int) -> dict[str, int | float]:
@@ -257,7 +264,7 @@ class Strays:
         age_ns = 0 if oldest is None else max(0, now_ns - oldest.since_ns)
         return {
             "files": len(self._kept),
-            "bytes": self._space.stray_bytes,
+            "bytes": sum(space.stray_bytes for space in self._spaces.all),
             "oldest_s": age_ns // SECOND_NS,
             "gave_way": self.gave_way,
         }

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvfs.core.account import Accounts
-from kvfs.core.types import InodeNo
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.rules.leases import LeaseShares
+from kvfs.pool.space.drive import PoolDrive
 from tests.support.store.inside import At
 
 P = TypeVar("P", bound=Processes)
@@ -29,17 +30,13 @@ class Course:
     # ---- chores: the tick does them all, and a test one of them ----
 
     tick = At(lambda engine: engine.run_due)
-    evict = At(lambda engine: engine.evict)
     evict_by_command = At(lambda engine: engine.reclaim.evict_these)
     open_final = At(lambda engine: engine.pool.durable.final_bytes.open)
     close_final = At(lambda engine: engine.pool.durable.final_bytes.close)
-    evict_used = At(lambda engine: engine.reclaim.evict_used)
     evict_names = At(lambda engine: engine.name_eviction.run_due)
     settle_awaited = At(lambda engine: engine.blocks.last_closes.settle)
     settle_closes = At(lambda engine: engine.blocks.settle)
     search_anew = At(lambda engine: engine.reclaim.search_anew)
-    require_space = At(lambda engine: engine.allocator.require_space)
-    look_at_device = At(lambda engine: engine.pool.space.device_room.measure)
     rank_anew = At(lambda engine: engine.start_scan.rank_anew)
     sweep_anew = At(lambda engine: engine.sweep.start)
     sweep_on = At(lambda engine: engine.sweep.run_due)
@@ -100,7 +97,6 @@ class Course:
     hurry = At(lambda engine: engine.pool.background.hurry)
     drain = At(lambda engine: engine.pool.background.drain)
     begin_jobs = At(lambda engine: engine.pool.background.make_due)
-    unlink_now = At(lambda engine: engine.pool.space.unlink_queue.hurry)
 
     def run_all(self) -> None:
         """Do the short jobs: the walks after a start, too."""
@@ -243,9 +239,33 @@ class Course:
         pool = self.engine.pool
         pool.settings = dataclasses.replace(pool.settings, **settings)  # type: ignore[arg-type]
 
+    @property
+    def _first_drive(self) -> PoolDrive:
+        return self.engine.pool.space.drives.all[FIRST_DRIVE]
+
+    def evict(self, size_bytes: int, drive: int = FIRST_DRIVE) -> int:
+        """Evict so much on a drive; most tests have one."""
+        return self.engine.evict(size_bytes, self.engine.pool.space.drives.all[drive])
+
+    def evict_used(self, size_bytes: int, drive: int = FIRST_DRIVE) -> None:
+        """Remove names there of blocks that somebody uses."""
+        self.engine.reclaim.evict_used(size_bytes, self.engine.pool.space.drives.all[drive])
+
+    def require_space(self, size_bytes: int, ino: InodeNo = ROOT_INODE) -> None:
+        """Make space on the drive that holds *ino*'s file."""
+        self.engine.allocator.require_space(size_bytes, self.engine.pool.space.drives.of(ino))
+
+    def look_at_device(self) -> None:
+        """Look what the first drive can really hold."""
+        self._first_drive.device_room.measure()
+
+    def unlink_now(self, size_bytes: int) -> None:
+        """Unlink there until so much is free."""
+        self._first_drive.unlink_queue.hurry(size_bytes)
+
     def bound_space(self, capacity_bytes: int, bound_bytes: int) -> None:
         """Let the capacity be this, and what the device can really hold that."""
-        space = self.engine.pool.space.taken
+        space = self._first_drive.space
         space.capacity_bytes, space.bound_bytes = capacity_bytes, bound_bytes
 
     def bound_leases(self, most_bytes: int) -> None:
@@ -255,23 +275,23 @@ class Course:
 
     def take_space(self, size_bytes: int) -> None:
         """Count so much more as held by what is open."""
-        self.engine.pool.space.taken.extra_bytes += size_bytes
+        self._first_drive.space.extra_bytes += size_bytes
 
     def pledge_all(self) -> None:
         """Let writes in flight have a claim on all that is free."""
-        space = self.engine.pool.space.taken
+        space = self._first_drive.space
         space.pledged_bytes = space.unclaimed_bytes
 
     def expect_growth(self, size_bytes: int) -> None:
         """Believe that drafts will take so much."""
-        self.engine.pool.space.taken.lacking_bytes = size_bytes
+        self._first_drive.space.lacking_bytes = size_bytes
 
     def note_allocated(self, opened: OpenInode, allocated_bytes: int) -> None:
         """Account for what an extent holds that was changed past the server."""
-        opened.note_allocated(allocated_bytes, self.engine.pool.space.taken)
+        opened.note_allocated(allocated_bytes, self.engine.pool.space.of(opened.ino))
 
     def reserve(self, opened: OpenInode, size_bytes: int) -> None:
         """Give the extent of an open file blocks for its first bytes, and account for them."""
         pool, fd = self.engine.pool, self.engine.blocks.extent_fd(opened)
         pool.extents.reserve(fd, size_bytes)
-        opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.taken)
+        opened.note_allocated(pool.extents.allocated_bytes(fd), pool.space.of(opened.ino))

@@ -146,7 +146,8 @@ class Faults:
 
     def fill_device(self, patch: pytest.MonkeyPatch) -> None:
         """Let others have taken all that was free on the device."""
-        patch.setattr(self.engine.pool.space.device_room, "_free_bytes", lambda: 0)
+        for drive in self.engine.pool.space.drives.all:
+            patch.setattr(drive.device_room, "_free_bytes", lambda: 0)
 
     def note_calls(self, patch: pytest.MonkeyPatch, what: str, call: Callable[..., Any]) -> None:
         """Let *call* hear of each call of *what*, one of those below, before it is made."""

@@ -11,6 +11,8 @@ from kvfs.engine.eviction.victims import obstacle, used_since
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.space.drive import PoolDrive
+from kvfs.storage.drive_rows import read_drive_counts
 from tests.support.store.inside import At
 
 _STEP: Final = 1000
@@ -66,8 +68,10 @@ class Looks:
     @property
     def space(self) -> SpaceNow:
         """What is taken now."""
-        space = self.engine.pool.space.taken
-        return SpaceNow(*(getattr(space, name) for name in SpaceNow._fields))
+        spaces = [drive.space for drive in self.engine.pool.space.drives.all]
+        return SpaceNow(
+            *(sum(getattr(space, name) for space in spaces) for name in SpaceNow._fields)
+        )
 
     # ---- what is done ----
 
@@ -211,10 +215,10 @@ class Looks:
 
     def ready(self) -> Iterator[tuple[InodeNo, int]]:
         """Yield the ready extents, and what each holds."""
-        ready = self.engine.pool.open.ready
-        for extents in (*ready._queues.values(), ready._brought_before, ready._brought):
-            for extent in extents:
-                yield extent.ino, extent.reserve_bytes
+        for ready in self.engine.pool.open.ready.queues.all:
+            for extents in (*ready._queues.values(), ready._brought_before, ready._brought):
+                for extent in extents:
+                    yield extent.ino, extent.reserve_bytes
 
     # ---- all of it ----
 
@@ -248,18 +252,31 @@ class Looks:
         blocks = {ino: each for ino, each in self.records().items() if stat.S_ISREG(each.mode)}
         recorded_bytes = sum(record.allocated_bytes for record in blocks.values())
         assert pool.counters.used_bytes == pool.space.taken.recorded_bytes == recorded_bytes
+        drive_of, drives = pool.space.drives.of, pool.space.drives.all
+        counted = pool.drive_counts.of_all(pool.counters)
+        assert counted == read_drive_counts(pool.index, len(drives)).of_all(pool.counters)
+        for drive, count in zip(drives, counted, strict=True):
+            there = [record for ino, record in blocks.items() if drive_of(ino) is drive]
+            there_bytes = sum(record.allocated_bytes for record in there)
+            assert count == (len(there), there_bytes), drive.number
+            assert drive.space.recorded_bytes == there_bytes
+            held_there = [held for ino, held in held_bytes.items() if drive_of(ino) is drive]
+            assert drive.space.used_bytes == sum(held_there)
+            assert drive.space.pledged_bytes == 0
+            self._assert_departures_counted(drive)
         assert pool.counters.blocks == len(blocks)
         assert pool.index.counters() == pool.counters
         assert pool.space.taken.used_bytes == sum(held_bytes.values())
-        unlink_queue = pool.space.unlink_queue
+        assert pool.space.taken.ready_bytes == sum(size_bytes for _, size_bytes in self.ready())
+
+    def _assert_departures_counted(self, drive: PoolDrive) -> None:
+        """What waits to be unlinked, and what is ordered, is counted on its drive."""
         for counted_bytes, held_back in (
-            (pool.space.taken.pending_delete_bytes, unlink_queue._waiting),
-            (pool.space.taken.deleted_open_bytes, unlink_queue._lingering),
+            (drive.space.pending_delete_bytes, drive.unlink_queue._waiting),
+            (drive.space.deleted_open_bytes, drive.unlink_queue._lingering),
         ):
             assert counted_bytes == sum(departure.size_bytes for departure in held_back)
-        assert pool.space.taken.pledged_bytes == 0
-        assert pool.space.taken.ready_bytes == sum(size_bytes for _, size_bytes in self.ready())
-        coming = pool.open.ready._coming.items()
-        assert pool.open.ready._coming_bytes == sum(
-            size_bytes * count for size_bytes, count in coming
+        ready = self.engine.pool.open.ready.on(drive)
+        assert ready._coming_bytes == sum(
+            size_bytes * count for size_bytes, count in ready._coming.items()
         )

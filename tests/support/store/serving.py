@@ -175,11 +175,11 @@ class Serving:
 
     def write(self, opened: Opened, data: bytes, offset_bytes: int = 0) -> None:
         """Write as the daemon path does. Raises NoSpace."""
-        store, space = self.store, self.store.engine.pool.space.taken
+        store, space = self.store, self.store.engine.pool.space.of(opened.ino)
         growth_bytes = store.growth_bytes(opened, offset_bytes + len(data), len(data))
         try:
             if growth_bytes:
-                self.ask(lambda: store.require_space(growth_bytes))
+                self.ask(lambda: store.require_space(growth_bytes, opened.ino))
         except NoSpace:
             opened.spoil()
             raise
@@ -244,12 +244,13 @@ class Serving:
     @property
     def coming_bytes(self) -> int:
         """What the device's thread is freeing."""
-        return self.store.engine.pool.space.taken.coming_bytes
+        return sum(drive.space.coming_bytes for drive in self.store.engine.pool.space.drives.all)
 
     @property
     def lingering(self) -> int:
         """How many extents without a name are in use."""
-        return self.store.engine.pool.space.unlink_queue.lingering
+        drives = self.store.engine.pool.space.drives.all
+        return sum(drive.unlink_queue.lingering for drive in drives)
 
     def ready_of(self, size_bytes: int) -> int:
         """Return how many extents with a reserve of *size_bytes* are ready."""

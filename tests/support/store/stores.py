@@ -269,7 +269,7 @@ def write(store: Driven, opened: Opened, data: bytes, offset_bytes: int = 0) -> 
     growth_bytes = store.growth_bytes(opened, offset_bytes + len(data), len(data))
     try:
         if growth_bytes:
-            store.require_space(growth_bytes)
+            store.require_space(growth_bytes, opened.ino)
     except NoSpace:
         opened.spoil()
         raise

@@ -1,0 +1,20 @@
+"""A drive of a pool, as its space is concerned: what is taken there, and what gives some back."""
+
+from dataclasses import dataclass
+
+from kvfs.core.headroom import Headroom
+from kvfs.core.types import DriveNo
+from kvfs.pool.space.space import DeviceRoom, Space
+from kvfs.pool.space.unlink_queue import UnlinkQueue
+
+
+@dataclass(frozen=True, eq=False)
+class PoolDrive:
+    """One drive; found by an inode, whose file it holds (``SpaceParts.drives``)."""
+
+    number: DriveNo
+    space: Space
+    #: What is kept free there ahead of writers.
+    headroom: Headroom
+    device_room: DeviceRoom
+    unlink_queue: UnlinkQueue
