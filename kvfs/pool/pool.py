@@ -119,7 +119,8 @@ class Pool:
             #: The directory of the index in memory; empty if it is in the pool.
             self._in_memory = index_at.in_memory
             if not settings.read_only:
-                self.run.begin(self.age_clock.base_ns, takes_over=takes_over)
+                follows = takes_over and self.durable.undurable_known
+                self.run.begin(self.age_clock.base_ns, follows=follows)
                 self.durable.undurable.put_stamp(self.run.stamp)
                 self.durable.index_log.begin()
                 if self._in_memory:

@@ -232,11 +232,12 @@ class PoolRun:
         #: The base of the age clock, if the last run was in this boot.
         self.age_base_ns = former.present_age_base_ns
 
-    def begin(self, age_base_ns: int, *, takes_over: bool) -> None:
+    def begin(self, age_base_ns: int, *, follows: bool) -> None:
         """Write RUN: the pool runs. Raises OSError.
 
-        A server that *takes_over* leaves a RUN that says the same. The last one made it durable
-        before it served, and a drive that answers nothing now would keep this one from serving.
+        A server that *follows* the one that wrote RUN, and has its tables, leaves a RUN that says
+        the same. The last one made it durable before it served, and a drive that answers nothing
+        now would keep this one from serving.
         """
         present = RunState(
             present_boot_id(),
@@ -245,7 +246,7 @@ class PoolRun:
             age_base_ns=age_base_ns,
             index_dir=self._index_dir,
         )
-        if not takes_over or self._former != present:
+        if not follows or self._former != present:
             self.write(age_base_ns, clean=False)
 
     def write(
