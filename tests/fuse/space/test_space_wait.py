@@ -73,7 +73,7 @@ async def test_a_guess_about_others_makes_a_writer_wait_and_never_fail(desk: Cou
     assert files.room.stalls == 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(desk.transfers.write, fh, 0, bytes(MIB))
-        nursery.start_soon(files.room.find, 1)
+        nursery.start_soon(files.room.find, 1, ROOT_INODE)
         while files.room.stalls < 2:
             await trio.lowlevel.checkpoint()
         desk.store.close(fast, writer=True)
@@ -88,7 +88,7 @@ async def test_a_wait_for_a_guess_has_an_end(desk: CountedDesk) -> None:
     settle(desk.store)
     store.expect_growth(store.space.capacity_bytes)
     with pytest.raises(NoSpace):
-        await files.room.find(1)
+        await files.room.find(1, ROOT_INODE)
     assert files.room.longest_s >= 0.05
 
 
@@ -187,7 +187,7 @@ async def test_the_oldest_waiter_looks_for_all(
     reader = read_block(desk, 64 * MIB)
 
     async def find(number: int) -> None:
-        await desk.files.room.find(MIB // 2)
+        await desk.files.room.find(MIB // 2, ROOT_INODE)
         served.append(number)
         desk.store.take_space(MIB // 2)  # taken with no checkpoint in between
 
@@ -210,9 +210,9 @@ async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
     room = desk.files.room
     async with trio.open_nursery() as others:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(room.find, 40 * MIB)
+            nursery.start_soon(room.find, 40 * MIB, ROOT_INODE)
             await waiting(desk, 1)
-            others.start_soon(room.find, 41 * MIB)
+            others.start_soon(room.find, 41 * MIB, ROOT_INODE)
             await waiting(desk, 2)
             nursery.cancel_scope.cancel()
         assert room.waiting == 1
@@ -266,9 +266,9 @@ async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(
     for _ in range(4):
         start_s = trio.current_time()
         with pytest.raises(NoSpace):
-            await files.room.find(40 * MIB)
+            await files.room.find(40 * MIB, ROOT_INODE)
         waited_s.append(trio.current_time() - start_s)
     assert waited_s[0] >= 1
     assert max(waited_s[1:]) < 0.5
     files.release(fh)
-    await files.room.find(40 * MIB)
+    await files.room.find(40 * MIB, ROOT_INODE)
