@@ -37,6 +37,10 @@ capacity_bytes = "500G"
 
 [policies."/lmcache"]
 ttl = "7d"
+
+[tenants.alice]
+quota = "100G"
+weight = 3
 ```
 
 - A flag of `kvfs mount` goes over the file: `--capacity`, `--fsync`, `--data-path`, `--guard`,
@@ -255,6 +259,11 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         "subuid_file": Words(
             "file with ranges of uids that are one tenant (subuid(5)); empty: each uid is one",
             "if ranges of the host are no users of their own, such as those that pods get",
+        ),
+        "tenants": Words(
+            "what users may store, by name or uid ([tenants.md](tenants.md)): `quota`, a size, and "
+            "`weight`, their part of the pool beside others'",
+            "if one is to have more than others, or never more than so much",
         ),
         "tenant_idle_s": Words(
             "after so long without a use of its blocks a tenant has no share of the pool",

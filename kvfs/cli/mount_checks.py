@@ -9,12 +9,13 @@ from typing import Final
 import kvfs
 from kvfs.cli.dead_place import hold_place
 from kvfs.client.dead_mount import DeadMount
-from kvfs.core.errors import MountpointUnusable
+from kvfs.core.errors import MountpointUnusable, UsageError
 from kvfs.core.mount_name import CONFIG_DIRECTORY, LOG_DIRECTORY, RUN_DIRECTORY
 from kvfs.core.settings import Settings
 from kvfs.doctor.below_mount import below, told, uncovered
 from kvfs.machine.mount_table import kvfs_at, mount_of, resolve_mountpoint
 from kvfs.machine.mountpoint_guard import guard
+from kvfs.machine.process_limits import accounts_of
 
 #: Directories of the kernel, the sockets, the settings and the logs.
 _NEEDED: Final = ("/proc", "/sys", "/dev", RUN_DIRECTORY, CONFIG_DIRECTORY, LOG_DIRECTORY)
@@ -81,6 +82,13 @@ def _check_directory(mountpoint: str) -> None:
         raise MountpointUnusable(f"mountpoint {mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(mode):
         raise MountpointUnusable(f"mountpoint {mountpoint} is not a directory")
+
+
+def check_tenants(settings: Settings) -> None:
+    """Raise UsageError if the settings name tenants that are not there."""
+    _, remarks = accounts_of(settings)
+    if remarks:
+        raise UsageError(remarks[0])
 
 
 def check_place(settings: Settings) -> None:

@@ -37,7 +37,8 @@ _SHORT: Final = {"capacity": "capacity_bytes"}
 _SETTINGS: Final = frozenset(
     declared.name
     for declared in dataclasses.fields(Settings)
-    if declared.name not in ("source", "mountpoint", "policies", "read_only", "uid", "gid", "mode")
+    if declared.name not in ("source", "mountpoint", "read_only", "uid", "gid", "mode")
+    and "Mapping" not in str(declared.type)
 )
 _SWITCHES: Final = frozenset(
     declared.name for declared in dataclasses.fields(Settings) if declared.type in (bool, "bool")

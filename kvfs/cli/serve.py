@@ -11,7 +11,7 @@ from typing import Final
 
 from kvfs.cli.failures import explain, stops_raise
 from kvfs.cli.mount_background import ReadyPipe
-from kvfs.cli.mount_checks import check_place, prepare_mountpoint
+from kvfs.cli.mount_checks import check_place, check_tenants, prepare_mountpoint
 from kvfs.cli.standard_streams import say
 from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
@@ -101,6 +101,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     settings = load()
     remarks: Sequence[str] = ()
     if not held.given:  # otherwise the mount is there, and a look at it would wait for us
+        check_tenants(settings)
         check_place(settings)
         remarks = prepare_mountpoint(settings.mountpoint, _stand_in, guarded=settings.guard)
     require_file_size()

@@ -106,12 +106,65 @@ class Taken:
         self.total = 0
 
 
+class Entitlement(NamedTuple):
+    """What one tenant may store."""
+
+    #: How large a part of the pool, beside others'.
+    weight: float = 1.0
+    #: How many bytes of blocks it may store; None: as many as it likes.
+    quota_bytes: int | None = None
+
+
+NO_ENTITLEMENT: Final = Entitlement()
+
+
+class Entitlements:
+    """Those of all tenants of a mount."""
+
+    def __init__(self, configured: Mapping[TenantId, Entitlement], idle_s: float = 0.0) -> None:
+        """*configured*: of those that the settings name.
+
+        Who has used none of its blocks for *idle_s* has no share (fair_shares.py); 0: always has.
+        """
+        self._of: Final = dict(configured)
+        self.idle_s: Final = idle_s
+        #: How many bytes each tenant that has a quota may store.
+        self.quotas_bytes: Final = {
+            tenant: each.quota_bytes
+            for tenant, each in configured.items()
+            if each.quota_bytes is not None
+        }
+
+    def of(self, tenant: TenantId) -> Entitlement:
+        """Return what *tenant* may store."""
+        return self._of.get(tenant, NO_ENTITLEMENT)
+
+    def named(self) -> Iterable[TenantId]:
+        """Return the tenants that are entitled to else than others."""
+        return self._of
+
+    def share_bytes(self, tenant: TenantId, whole_bytes: int, storing: Iterable[TenantId]) -> int:
+        """Return what *tenant* may store of *whole_bytes* while those that are *storing* want more.
+
+        No more than its quota.
+        """
+        weights = sum(self.of(each).weight for each in {tenant, *storing})
+        own = self.of(tenant)
+        part_bytes = int(whole_bytes * own.weight / weights)
+        return part_bytes if own.quota_bytes is None else min(part_bytes, own.quota_bytes)
+
+
 class Accounts:
     """The accounts of all tenants, one column for each thing that they take."""
 
-    def __init__(self, tenants: Tenants | None = None) -> None:
-        """Without *tenants* each uid is one."""
+    def __init__(
+        self,
+        tenants: Tenants | None = None,
+        entitlements: Entitlements | None = None,
+    ) -> None:
+        """Without *tenants* each uid is one. Without *entitlements* all share alike."""
         self.tenants: Final = Tenants() if tenants is None else tenants
+        self.entitlements: Final = entitlements or Entitlements({})
         #: Bytes of blocks that have a name and are whole.
         self.stored: Final = Taken(self.tenants)
         #: Of these the bytes that are leased (leases.py).
@@ -128,8 +181,11 @@ class Accounts:
         #: Open files that cost the server a descriptor (handles.py).
         self.open_files: Final = Taken(self.tenants)
 
-    def shown(self, most: int) -> dict[str, dict[str, int]]:
-        """Return the accounts of the *most* tenants that store most, by uid, JSON-ready."""
+    def shown(self, most: int, whole_bytes: int) -> dict[str, dict[str, float | None]]:
+        """Return the accounts of the *most* tenants that store most, by uid, JSON-ready.
+
+        Shares are of *whole_bytes*.
+        """
         columns = {
             "stored_bytes": self.stored.rows(),
             "held_bytes": self.held.rows(),
@@ -140,13 +196,15 @@ class Accounts:
             "open_files": self.open_files.rows(),
         }
         stored = self.stored.rows()
-        tenants = sorted(
-            set[TenantId]().union(*columns.values()), key=lambda each: (-stored.get(each, 0), each)
-        )
-        return {
-            str(tenant): {name: rows.get(tenant, 0) for name, rows in columns.items()}
-            for tenant in tenants[:most]
-        }
+        known = set[TenantId]().union(*columns.values(), self.entitlements.named())
+        tenants = sorted(known, key=lambda each: (-stored.get(each, 0), each))
+        shown: dict[str, dict[str, float | None]] = {}
+        for tenant in tenants[:most]:
+            row = shown[str(tenant)] = {name: rows.get(tenant, 0) for name, rows in columns.items()}
+            entitled = self.entitlements.of(tenant)
+            row["weight"], row["quota_bytes"] = entitled.weight, entitled.quota_bytes
+            row["share_bytes"] = self.entitlements.share_bytes(tenant, whole_bytes, stored)
+        return shown
 
 
 class StoredLately:

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     NAMES = "names"
     #: Unused for longer than the policy ``ttl`` of its directory.
     TTL = "ttl"
+    #: Its tenant stores more than its quota.
+    QUOTA = "quota"
     #: A temporary file whose writer is gone. It is evicted first, whatever the space is for.
     ORPHAN = "orphan"
 

@@ -306,6 +306,29 @@ def _whosever(
     return InOrder(inos.tolist())
 
 
+def plan_of_one(
+    policy: EvictionPolicy,
+    columns: Columns,
+    slot: int,
+    *,
+    bytes_wanted: int,
+    count_max: int,
+    but_not: NDArray[np.uint64],
+) -> Plan:
+    """Return victims of the tenant of *slot* alone, as ``plan_of`` does of all."""
+    columns, scanned = as_of_now(columns), len(columns.ino)
+    if columns.owners is not None:
+        columns = columns.of(np.flatnonzero(_slots(columns.owners, scanned) == slot))
+    inos = policy.victims(
+        columns,
+        bytes_wanted=bytes_wanted,
+        count_max=count_max,
+        but_not=but_not,
+        part_of=scanned,
+    )
+    return InOrder(inos.tolist())
+
+
 def _mask(slots: Collection[int], count: int) -> NDArray[np.bool_]:
     """Return which of *count* slots are among *slots*."""
     mask = np.zeros(count, np.bool_)

@@ -7,17 +7,17 @@ one line why it cannot.
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import Any, Final, TypeVar
 
-from kvfs.core.directory_policy import policies_of
 from kvfs.core.errors import UsageError
 from kvfs.core.sizes import format_size, parse_size
 
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 _Value = TypeVar("_Value")
+Table = Mapping[str, Mapping[str, str]]
 
 
 def setting(
@@ -42,9 +42,9 @@ def share(default: float, reason: str) -> float:
     return setting(default, reason, unit="share", low=0, high=1)
 
 
-def setting_table(reason: str) -> Mapping[str, Mapping[str, str]]:
+def setting_table(reason: str, parse: Callable[[object], Table]) -> Table:
     """Declare a field of ``Settings`` that is a table in the file, empty by default."""
-    return field(default_factory=dict, metadata=_metadata(reason))
+    return field(default_factory=dict, metadata={**_metadata(reason), "parse": parse})
 
 
 def _metadata(
@@ -63,7 +63,7 @@ def convert(declared: Field[Any], value: object) -> object:
     if kind == "bool":
         return _as_bool(value)
     if "Mapping" in kind:
-        return policies_of(value)
+        return declared.metadata["parse"](value)
     if kind.startswith("str"):
         return _as_text(declared, value)
     number = _as_number(declared.metadata["unit"], kind, value)

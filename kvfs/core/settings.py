@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
+from kvfs.core.directory_policy import policies_of
+from kvfs.core.entitlements import tenants_table
 from kvfs.core.setting_values import (
     converted,
     default_of,
@@ -254,7 +256,11 @@ class Settings:
     )
 
     policies: Mapping[str, Mapping[str, str]] = setting_table(
-        'none: what connectors do says enough; [policies."/DIR"] in the settings file'
+        'none: what connectors do says enough; [policies."/DIR"] in the settings file', policies_of
+    )
+    tenants: Mapping[str, Mapping[str, str]] = setting_table(
+        "none: all share alike; [tenants.USER] in the settings file, with quota and weight",
+        tenants_table,
     )
     start_timeout_s: float = setting(
         900.0,

@@ -20,6 +20,7 @@ from kvfs.engine.device_watch import DeviceWatch, DeviceWear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_names_and_age import Expiry, IndexGrowth, NameEviction
+from kvfs.engine.eviction.by_quota import QuotaEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
@@ -116,6 +117,7 @@ class Store:
         self.start_scan = StartScan(self.pool)
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.name_eviction = NameEviction(self.pool, self.reclaim)
+        self._quota_eviction = QuotaEviction(self.pool, self.reclaim)
         self.expiry = Expiry(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wear = DeviceWear(device.pool_fd)
@@ -156,6 +158,7 @@ class Store:
             lambda _: _on_each(pool, lambda drive: drive.device_room.measure()),
             self.reclaim.run_due,
             lambda _: self.name_eviction.run_due(),
+            lambda _: self._quota_eviction.run_due(),
             lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_on),
             lambda _: self.blocks.settle(),
             self._settle_index,
@@ -325,7 +328,7 @@ class Store:
             "together": unit_figures(self.pool, self.reclaim.units),
             "hints": hint_figures(self.pool),
             "held_by": self.pool.figures.held.shown(),
-            "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN),
+            "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(self.pool)),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
                 "device": self.device_wear.shown(),

@@ -14,7 +14,8 @@ import os
 import resource
 from typing import Final
 
-from kvfs.core.account import Tenants, ranges_in
+from kvfs.core.account import Accounts, Entitlements, Tenants, ranges_in
+from kvfs.core.entitlements import entitled
 from kvfs.core.errors import ToolMissing
 from kvfs.core.settings import OPEN_FILES_MIN, Settings
 from kvfs.storage.syscalls import LIBC
@@ -173,14 +174,17 @@ def watched_max() -> int:
     return int(open_files_limit() * _WATCHED)
 
 
-def tenants_of(settings: Settings) -> Tenants:
-    """Return who shares what users may have, by the setting ``subuid_file``.
+def accounts_of(settings: Settings) -> tuple[Accounts, list[str]]:
+    """Return the accounts of all tenants, by the settings ``subuid_file`` and ``tenants``.
 
-    Users are looked up in /etc/passwd alone: a directory service could keep a start waiting.
+    Users are looked up in /etc/passwd alone: a directory service could keep a start waiting. Also a
+    line for each user who is not there.
     """
     rows = [line.split(":") for line in _text_of("/etc/passwd").splitlines()]
     users = {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdecimal()}
-    return Tenants(ranges_in(_text_of(settings.subuid_file), users))
+    tenants = Tenants(ranges_in(_text_of(settings.subuid_file), users))
+    found, remarks = entitled(settings.tenants, users, tenants)
+    return Accounts(tenants, Entitlements(found, settings.tenant_idle_s)), remarks
 
 
 def _text_of(path: str) -> str:

@@ -250,7 +250,7 @@ class Pool:
             policy=policy_named(settings.eviction),
             drives=len(device.pool_fds),
             now_s=self.clock_ns() // SECOND_NS,
-            idle_s=settings.tenant_idle_s,
+            entitlements=accounts.entitlements,
         )
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), heat.seen_ns)
         #: The clock for ages, which never steps (ns; age_clock.py).

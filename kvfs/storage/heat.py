@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.core.account import ROOT, TenantId
+from kvfs.core.account import ROOT, Entitlements, TenantId
 from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
@@ -47,14 +47,13 @@ class Heat:
         read_only: bool,
         policy: EvictionPolicy,
         now_s: int,
-        idle_s: float = 0.0,
+        entitlements: Entitlements | None = None,
         drives: int = 1,
     ) -> None:
         """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
-        *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded. A
-        tenant that has used none of its blocks for *idle_s* is idle (fair_shares.py; 0: none is).
-        The pool lies on *drives*.
+        *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded.
+        Without *entitlements* all tenants are alike. The pool lies on *drives*.
         """
         self.policy = policy
         self._pool_fd = pool_fd
@@ -76,7 +75,8 @@ class Heat:
         self._tenant: TenantId | None = None
         self._tenants: HeatTenants | None = None
         self._tenants_known = False
-        self._idle_ns = int(idle_s * SECOND_NS)
+        self._entitlements = entitlements or Entitlements({})
+        self._idle_ns = int(self._entitlements.idle_s * SECOND_NS)
         #: A block with a lower stamp would have gone by now, had no hint retained it.
         self._evicted_stamp = 0
         #: How often such a block was used, in how many bursts.
@@ -144,8 +144,14 @@ class Heat:
             self._tenant = tenant
             return
         if self._tenants is None:
-            self._tenants = HeatTenants(self._tenant, sum(self.held_bytes))
+            self._tenants = HeatTenants(self._tenant, sum(self.held_bytes), self._entitlements)
         self._tenants.enter(row, tenant, allocated_bytes, len(self._rows.ino))
+
+    def slot_of(self, tenant: TenantId) -> int | None:
+        """Return the slot of *tenant* in ``Owners``; None if it has none, or it is not known."""
+        if self._tenants is not None:
+            return self._tenants.slot_of(tenant) if self._tenants_known else None
+        return 0 if self._tenants_known and tenant == self._tenant else None
 
     @property
     def is_shared(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.core.account import TenantId
+from kvfs.core.account import Entitlements, TenantId
 from kvfs.core.block_owners import Owners
 
 #: Some arrays of 8 bytes a slot are copied and summed for each plan.
@@ -18,8 +18,9 @@ SLOTS_MAX: Final = 1 << 10
 class HeatTenants:
     """The rows of one heat. A scan in a thread may read them meanwhile."""
 
-    def __init__(self, first: TenantId, stored_bytes: int) -> None:
+    def __init__(self, first: TenantId, stored_bytes: int, entitlements: Entitlements) -> None:
         """All blocks are of the tenant *first*, and hold *stored_bytes*."""
+        self._entitlements = entitlements
         self._slots = {first: 0}
         #: The tenant of each slot; the last one is that of all others.
         self._tenants = [first]
@@ -32,6 +33,7 @@ class HeatTenants:
         self._stored = self._stored_bytes.data
         self._gone = self._gone_bytes.data
         self._stored[0] = stored_bytes
+        self._weight[0] = entitlements.of(first).weight
 
     def enter(self, row: int, tenant: TenantId, size_bytes: int, rows: int) -> None:
         """Note that the block in *row* of *rows* is the *tenant*'s, and holds *size_bytes*."""
@@ -53,6 +55,10 @@ class HeatTenants:
         slot = self._slot_at(row)
         self._stored[slot] -= size_bytes
         self._gone[slot] += size_bytes
+
+    def slot_of(self, tenant: TenantId) -> int | None:
+        """Return the slot of *tenant*; None if it has none of its own."""
+        return self._slots.get(tenant)
 
     def columns(self, idle_stamp: int) -> Owners:
         """Return the columns for a scan; *idle_stamp* as there."""
@@ -82,4 +88,5 @@ class HeatTenants:
             former, self._tenants[slot] = self._tenants[slot], tenant
             self._slots.pop(former, None)
         self._slots[tenant] = slot
+        self._weight[slot] = self._entitlements.of(tenant).weight
         return slot

@@ -42,6 +42,8 @@ class HeldShares:
         monotonic_s: Callable[[], float],
     ) -> None:
         self._accounts: Final = accounts
+        self._tenants: Final = accounts.tenants
+        self._quotas_bytes: Final = accounts.entitlements.quotas_bytes
         self._lately: Final = StoredLately(accounts.stored)
         self._handles: Final = handles
         self._leases: Final = leases
@@ -52,12 +54,14 @@ class HeldShares:
         #: Who holds what it may, or more; and who nearly does.
         self._over: set[TenantId] = set()
         self._near: set[TenantId] = set()
+        #: Who keeps as much from eviction as its quota, without what it only reads.
+        self._over_quota: set[TenantId] = set()
         #: How often somebody was refused.
         self.refused = 0
 
     def require(self, uid: int, *, reads: bool = False) -> None:
         """Raise OverShare if the tenant of *uid* holds its share; TooManyOpen if it *reads*."""
-        if not self._is_over(uid):
+        if not self._is_over(uid) and (reads or not self._is_over_quota(uid)):
             return
         self.refused += 1
         told = f"uid {uid} holds {self._accounts.held.by(uid)} bytes, more than its share"
@@ -68,11 +72,21 @@ class HeldShares:
         if handle.holder >= 0:
             self.require(handle.holder)
 
-    def _is_over(self, uid: int) -> bool:
+    @property
+    def _is_full(self) -> bool:
         space = self._space
-        if uid == ROOT or space.unclaimed_bytes > space.usable_bytes * _FULL_SHARE:
+        return space.unclaimed_bytes <= space.usable_bytes * _FULL_SHARE
+
+    def _is_over_quota(self, uid: int) -> bool:
+        if not self._quotas_bytes or (tenant := self._tenants[uid]) not in self._quotas_bytes:
             return False
-        tenant = self._accounts.tenants[uid]
+        self._look_after(_NEAR_REST)
+        return tenant in self._over_quota
+
+    def _is_over(self, uid: int) -> bool:
+        if uid == ROOT or not self._is_full:
+            return False
+        tenant = self._tenants[uid]
         self._look_after(_NEAR_REST if tenant in self._near else _REST)
         return tenant in self._over
 
@@ -82,28 +96,31 @@ class HeldShares:
 
     def run_due(self, watch: OverrunWatch) -> None:
         """Stop the drafts of who is over its share that took space without asking."""
-        if self._space.unclaimed_bytes > self._space.usable_bytes * _FULL_SHARE:
+        if not self._is_full and not self._quotas_bytes:
             return
         self._look_after(_REST)
-        if self._near:
+        if self._near or self._over_quota:
             for handle in list(self._handles.held()):
                 self.stop_growth(handle, watch)
 
     def stop_growth(self, handle: Handle, watch: OverrunWatch) -> None:
         """Stop the draft of *handle* if it grew on passthrough and its holder is over its share."""
         opened = handle.opened
-        if opened.taken_unasked > 0 and opened.writers and self._is_over(handle.holder):
+        if opened.taken_unasked <= 0 or not opened.writers:
+            return
+        if self._is_over(handle.holder) or self._is_over_quota(handle.holder):
             self.refused += watch.stop(opened)
 
     def count_anew(self) -> None:
         """Count anew who holds what."""
         self._looked_s = self._monotonic_s()
-        accounts, tenants, leases = self._accounts, self._accounts.tenants, self._leases
-        held, by_files = accounts.held, Taken(tenants)
+        accounts, tenants, leases = self._accounts, self._tenants, self._leases
+        held, by_files, stays = accounts.held, Taken(tenants), Taken(tenants)
         held.begin_anew()
         for kept in (accounts.leased, accounts.slabs, accounts.pinned):
             for tenant, kept_bytes in kept.rows().items():
                 held.count(tenant, kept_bytes)
+                stays.count(tenant, kept_bytes)
         seen = set[tuple[int, int]]()
         for handle in self._handles.held():
             opened = handle.opened
@@ -112,11 +129,18 @@ class HeldShares:
                 seen.add(key)
                 held.count(handle.holder, opened.allocated_bytes)
                 by_files.count(handle.holder, opened.allocated_bytes)
+                if opened.writers:
+                    stays.count(handle.holder, opened.allocated_bytes)
         self._lately.remember(self._looked_s)
         self._took_s = _LOOK_S * len(seen)
         whole_bytes = self._space.usable_bytes
         spare_bytes = int(whole_bytes * _FULL_SHARE)
         self._over, self._near = set(), set()
+        self._over_quota = {
+            tenant
+            for tenant, quota_bytes in self._quotas_bytes.items()
+            if stays.by(tenant) >= quota_bytes
+        }
         for tenant, held_bytes in held.rows().items():
             bound_bytes = self._lately.bound_bytes(tenant, whole_bytes, spare_bytes)
             if bound_bytes is not None and held_bytes >= _NEAR * bound_bytes:

@@ -5,13 +5,13 @@ tells of vanished names and freed inodes: backing ids, shared handles of readers
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import trio
 
-from kvfs.core.account import Accounts
 from kvfs.core.errors import ServeFailed, ToolMissing
 from kvfs.core.settings import Settings
 from kvfs.core.types import BackingId, InodeNo
@@ -20,7 +20,7 @@ from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.store import Store
 from kvfs.machine.hardware import DEFAULT_REQUEST_TIMEOUT, sysctl
 from kvfs.machine.mount_table import FUSE_DEVICE
-from kvfs.machine.process_limits import tenants_of
+from kvfs.machine.process_limits import accounts_of
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.open.ports import Kernel
 from mount.files.data_path import (
@@ -40,6 +40,7 @@ from mount.fuse.init_reply import Features, agree
 from mount.fuse.kernel import Invalidations
 from mount.process.succession import Succession
 
+_log: Final = logging.getLogger(__name__)
 _INIT_NOTE: Final = b"init"
 #: That the mount may be cloned with mapped ids: the kernel keeps that, whatever the setting is now.
 _IDMAPPED_NOTE: Final = b"idmapped"
@@ -192,7 +193,9 @@ def open_port(
             f"{FUSE_DEVICE}: {error.strerror}; load the fuse module (modprobe fuse)"
         ) from error
     try:
-        accounts = Accounts(tenants_of(settings))
+        accounts, remarks = accounts_of(settings)
+        for remark in remarks:  # a first server would not have started
+            _log.warning("%s", remark)
         share = settings.open_files_user_share
         shares = OpenShares(accounts.open_files, share, settings.ready_extents_max)
         handles = Handles(of.handles_fd, shares)

@@ -7,6 +7,8 @@ import pytest
 from kvfs.core.account import (
     ROOT,
     Accounts,
+    Entitlement,
+    Entitlements,
     StoredLately,
     Taken,
     TenantId,
@@ -92,10 +94,23 @@ def test_the_accounts_are_shown_by_uid_and_who_stores_most_comes_first() -> None
     accounts.stored.count(BOB, 5)
     accounts.stored.count(100_000, 7)
     accounts.open_files.count(0, 1)
-    shown = accounts.shown(2)
+    shown = accounts.shown(2, 100)
     assert list(shown) == ["1000", "1001"]
     assert shown["1000"]["stored_bytes"] == 7
-    assert accounts.shown(3)["0"]["open_files"] == 1
+    assert shown["1000"]["share_bytes"] == 50
+    assert accounts.shown(3, 100)["0"]["open_files"] == 1
+
+
+def test_who_has_a_quota_is_shown_though_it_stores_nothing() -> None:
+    accounts = Accounts(
+        tenants(), Entitlements({ALICE: Entitlement(3.0, 20), BOB: Entitlement(1.0)})
+    )
+    accounts.stored.count(BOB, 5)
+    shown = accounts.shown(9, 100)
+    assert shown["1000"]["weight"] == 3.0
+    assert shown["1000"]["quota_bytes"] == shown["1000"]["share_bytes"] == 20
+    assert shown["1001"]["quota_bytes"] is None
+    assert shown["1001"]["share_bytes"] == 100
 
 
 def lately(*stored: tuple[int, int]) -> StoredLately:

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.account import Accounts, Entitlement, Entitlements, TenantId
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.driven import Driven
 from tests.support.store.stores import FILE, MIB, Host, assert_exact, host, settle, write
@@ -99,7 +100,9 @@ def test_what_one_does_not_use_is_lent_and_comes_back(running: Host) -> None:
 
 
 def test_who_is_idle_for_long_has_no_share(running: Host) -> None:
-    store = running.store
+    running.stop()
+    store = running.start(accounts=Accounts(entitlements=Entitlements({}, idle_s=3600)))
+    settle(store)
     storing = Storing(store)
     storing.put(BOB, FITS // 2)
     storing.put(CAROL, FITS // 8)
@@ -148,3 +151,75 @@ def test_every_policy_leaves_others_their_share(running: Host, eviction: str) ->
     storing.put(BOB, FITS)
     storing.put(ALICE, 2 * FITS)
     assert storing.blocks()[BOB] == pytest.approx(FITS / 2, abs=TWO_POINTS)
+
+
+def entitled(running: Host, **said: Entitlement) -> Storing:
+    """Start anew, with what each of ``uid1000`` and so on may store."""
+    running.stop()
+    of = {TenantId(int(name.removeprefix("uid"))): each for name, each in said.items()}
+    store = running.start(accounts=Accounts(entitlements=Entitlements(of)))
+    settle(store)
+    return Storing(store)
+
+
+def test_each_has_what_its_weight_is_of_all_and_what_is_lent_comes_back(running: Host) -> None:
+    storing = entitled(
+        running, uid1000=Entitlement(50), uid1001=Entitlement(30), uid1002=Entitlement(20)
+    )
+    storing.put(BOB, FITS)
+    for _ in range(3 * FITS // 3):
+        for uid in (ALICE, BOB, CAROL):
+            storing.put(uid)
+    for uid, part in ((ALICE, 0.5), (BOB, 0.3), (CAROL, 0.2)):
+        assert storing.blocks()[uid] == pytest.approx(FITS * part, abs=TWO_POINTS)
+    store = storing.store
+    for name, record in [(row.name, row) for row in store.records().values()]:
+        if record.uid == ALICE:
+            store.unlink(ROOT_INODE, name)
+    store.erase_removed()
+    for _ in range(FITS):
+        storing.put(BOB)
+        storing.put(CAROL)
+    for uid, part in ((BOB, 0.6), (CAROL, 0.4)):
+        assert storing.blocks()[uid] == pytest.approx(FITS * part, abs=TWO_POINTS)
+    storing.put(ALICE, FITS)
+    for uid, part in ((ALICE, 0.5), (BOB, 0.3), (CAROL, 0.2)):
+        assert storing.blocks()[uid] == pytest.approx(FITS * part, abs=TWO_POINTS)
+
+
+def test_what_is_above_a_quota_goes_ahead_of_need_and_is_its_owners_coldest(running: Host) -> None:
+    storing = entitled(running, uid1000=Entitlement(quota_bytes=10 * BLOCK_BYTES))
+    bob = storing.put(BOB, 5)
+    alice = storing.put(ALICE, 15)
+    storing.store.tick()
+    assert storing.blocks() == {BOB: 5, ALICE: 10}
+    assert [ino in storing.store.records() for ino in alice] == [False] * 5 + [True] * 10
+    assert all(ino in storing.store.records() for ino in bob)
+    assert storing.store.describe()["cache"]["evicted"]["quota"]["blocks"] == 5
+    storing.put(ALICE, 3)
+    storing.store.tick()
+    assert storing.blocks()[ALICE] == 10
+
+
+def test_one_tenant_alone_has_its_quota_too(running: Host) -> None:
+    storing = entitled(running, uid1000=Entitlement(quota_bytes=10 * BLOCK_BYTES))
+    storing.put(ALICE, 40)
+    storing.store.tick()
+    assert storing.blocks() == {ALICE: 10}
+    storing.store.tick()
+    assert storing.blocks() == {ALICE: 10}
+
+
+def test_nothing_goes_for_a_quota_before_it_is_known_whose_all_blocks_are(running: Host) -> None:
+    storing = Storing(running.store)
+    storing.put(BOB, 4)
+    storing.put(ALICE, 4)
+    running.stop()
+    none = {TenantId(ALICE): Entitlement(quota_bytes=0)}
+    store = running.start(accounts=Accounts(entitlements=Entitlements(none)))
+    storing = Storing(store)
+    storing.put(ALICE)
+    assert storing.blocks() == {BOB: 4, ALICE: 5}
+    settle(store)
+    store.tick()
+    assert storing.blocks() == {BOB: 4}

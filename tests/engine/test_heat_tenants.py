@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.account import TenantId
+from kvfs.core.account import Entitlements, TenantId
 from kvfs.core.block_owners import Owners
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import SECOND_NS, InodeNo
@@ -115,7 +115,7 @@ def idle_stamp(heat: Heat) -> int:
 
 
 def test_tenants_beyond_the_slots_share_one_and_get_those_that_are_free() -> None:
-    made = HeatTenants(ALICE, 0)
+    made = HeatTenants(ALICE, 0, Entitlements({}))
     for number in range(1, SLOTS_MAX + 5):
         made.enter(number, TenantId(number), 10, 2 * SLOTS_MAX)
     owners = made.columns(0)

@@ -14,6 +14,7 @@ that `kvfs status` shows are looked at there (``describe``).
 
 from collections.abc import Collection
 
+from kvfs.core.account import Accounts
 from kvfs.core.settings import Settings
 from kvfs.devices import Device
 from kvfs.engine.attributes import NewAttributes
@@ -48,6 +49,7 @@ def driven(
     syscalls: Syscalls | None = None,
     outliving: Outliving | None = None,
     living: Collection[LivingHandle] | None = None,
+    accounts: Accounts | None = None,
 ) -> Driven:
     """Start a store on *device*; *living* handles are taken over. Raises CommandError, OSError.
 
@@ -61,6 +63,7 @@ def driven(
         syscalls=syscalls,
         outliving=outliving,
         living=handles,
+        accounts=accounts,
     )
     if handles is not None:
         store.take_over(handles)

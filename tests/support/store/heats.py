@@ -3,6 +3,7 @@
 import random
 from typing import Final
 
+from kvfs.core.account import Entitlements
 from kvfs.core.eviction_policy import Lru, Rank, policy_named
 from kvfs.core.types import InodeNo
 from kvfs.storage.heat import Heat
@@ -31,7 +32,7 @@ def opened(
         read_only=read_only,
         policy=policy_named(policy),
         now_s=now_s,
-        idle_s=idle_s,
+        entitlements=Entitlements({}, idle_s),
     )
 
 

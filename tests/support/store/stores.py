@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.account import Accounts
 from kvfs.core.aliases import alias_of, block_of
 from kvfs.core.drives import Numbering
 from kvfs.core.errors import NoSpace
@@ -121,12 +122,13 @@ class Host:
         syscalls: Syscalls | None = None,
         settings: Settings | None = None,
         kernel: Kernel | None = None,
+        accounts: Accounts | None = None,
     ) -> Driven:
         """Start a store, which runs until one of the ends below."""
         chosen = settings or self.settings
         self._device = self._open(read_only=chosen.read_only)
         try:
-            self._store = driven(self._device, chosen, kernel, syscalls=syscalls)
+            self._store = driven(self._device, chosen, kernel, syscalls=syscalls, accounts=accounts)
         except BaseException:
             self._device.close()
             raise
