@@ -4,6 +4,8 @@ It asks the kernel's list of mounts and never the mount itself, whose server may
 """
 
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +16,9 @@ from kvfs.core.mount_name import hints_path, name_of
 from kvfs.machine.mount_table import FS_TYPE, mount_of, mounts, resolve_mountpoint
 
 _log: Final = logging.getLogger(__name__)
+
+#: Blocks whose wishes are remembered: of more the oldest go.
+WISHES_MAX: Final = 1 << 16
 
 
 class HintedPlace(NamedTuple):
@@ -43,6 +48,35 @@ def place_of(directory: str, socket: str = "") -> HintedPlace | None:
     name = f"{mount.root.rstrip('/')}/{below.strip('/')}".rstrip("/")
     served = whole[-1] if whole else mount
     return HintedPlace(name, socket or hints_path(name_of(served.mountpoint)))
+
+
+class LaterWishes:
+    """What messages asked for blocks that may be stored later. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: OrderedDict[str, tuple[object, BlockWish]] = OrderedDict()
+
+    def remember(
+        self, message: object, wishes: Iterable[tuple[str, BlockWish]]
+    ) -> list[tuple[str, BlockWish]]:
+        """Keep the *wishes* of *message* for blocks by name; return those that are new."""
+        new: list[tuple[str, BlockWish]] = []
+        with self._lock:
+            for name, wish in wishes:
+                if self._of.get(name) == (message, wish):
+                    continue
+                self._of[name] = message, wish
+                self._of.move_to_end(name)
+                new.append((name, wish))
+            while len(self._of) > WISHES_MAX:
+                self._of.popitem(last=False)
+        return new
+
+    def of(self, name: str) -> BlockWish | None:
+        """Return what was asked for the block last; None: nothing that is remembered."""
+        found = self._of.get(name)
+        return None if found is None else found[1]
 
 
 class BlockHints:
@@ -76,11 +110,6 @@ class BlockHints:
             together.setdefault(wish, []).append(f"{root}/{path[start:].lstrip('/')}")
         if together:
             self._sender.send(_hint(wish, names) for wish, names in together.items())
-
-    def flush(self) -> None:
-        """Send what waits, if the socket takes it now."""
-        if self._sender is not None:
-            self._sender.flush()
 
     def close(self) -> None:
         """Hang up, and say what was done."""

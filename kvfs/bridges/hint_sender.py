@@ -1,8 +1,8 @@
 """Sends hints to the socket of a mount, and never waits for it.
 
-What the socket does not take at once is kept, within a bound of bytes and of time, and sent with
-the next call. What goes beyond is dropped and counted: an engine that cannot hint works as one that
-never did. A server that restarts is found again.
+What the socket does not take at once is kept, within a bound of bytes and of time, and sent a
+little later by a thread that lives so long. What goes beyond is dropped and counted: an engine that
+cannot hint works as one that never did. A server that restarts is found again.
 """
 
 import contextlib
@@ -22,6 +22,8 @@ WAITING_MAX_BYTES: Final = 4 << 20
 WAITING_MAX_S: Final = 10.0
 #: Between two attempts to reach a server.
 RETRY_S: Final = 1.0
+#: Between two attempts to send what waits.
+_AGAIN_S: Final = 0.1
 
 
 class SentHints:
@@ -39,11 +41,24 @@ class _Line(NamedTuple):
     made_s: float
 
 
+def start_timer(wait_s: float, call: Callable[[], None]) -> None:
+    """Have *call* called after *wait_s* by a thread, unless the process ends before."""
+    timer = threading.Timer(wait_s, call)
+    timer.daemon = True
+    timer.start()
+
+
 class HintSender:
     """One client of the socket at *path*. Several threads may use it."""
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = path, clock
+    def __init__(
+        self,
+        path: str,
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[float, Callable[[], None]], None] = start_timer,
+    ) -> None:
+        self._path, self._clock, self._later = path, clock, later
+        self._is_due_again = False
         self.counts = SentHints()
         self._waiting: deque[_Line] = deque()
         self._waiting_bytes = 0
@@ -55,7 +70,7 @@ class HintSender:
         self._lock = threading.Lock()
 
     def send(self, hints: Iterable[dict[str, Any]]) -> None:
-        """Send *hints*, each about ``names``, or keep them for the next call; never waits."""
+        """Send *hints*, each about ``names``, or keep them for a while; never waits."""
         with self._lock:
             now_s = self._clock()
             for text, names in _lines_of(hints):
@@ -63,16 +78,10 @@ class HintSender:
                 self._waiting_bytes += len(text)
             self._flush(now_s)
 
-    def flush(self) -> None:
-        """Send what waits, as far as the socket takes it at once."""
-        if self._waiting:
-            with self._lock:
-                self._flush(self._clock())
-
     def close(self) -> None:
         """Send what the socket takes at once, and hang up; the rest counts as dropped."""
-        self.flush()
         with self._lock:
+            self._flush(self._clock())
             self._hang_up()
             self._drop_while(lambda _line: True)
 
@@ -98,6 +107,14 @@ class HintSender:
                 self._waiting_bytes > WAITING_MAX_BYTES or now_s - line.made_s > WAITING_MAX_S
             )
         )
+        if self._waiting and not self._is_due_again:
+            self._is_due_again = True
+            self._later(_AGAIN_S, self._flush_again)
+
+    def _flush_again(self) -> None:
+        with self._lock:
+            self._is_due_again = False
+            self._flush(self._clock())
 
     def _drop_while(self, too_many: Callable[[_Line], bool]) -> None:
         # What the server has half of is followed by its other half.

@@ -104,7 +104,6 @@ class KvfsTierManager(FileSystemTierManager):
                 request = self._hinted.get(name)
                 if request is not None and request.prompt_tokens is None:
                     self._begin(request)
-        self._hints.flush()
         super().on_schedule_end(context)
 
     def submit_store(self, job_metadata: TransferJob) -> None:

@@ -1,4 +1,4 @@
-"""What a directory of a tier is called by the hints socket, and where that is."""
+"""What a directory of a tier is called by the hints socket, where that is, and what may come."""
 
 import subprocess
 import sys
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.bridges.block_hints import HintedPlace, place_of
+from kvfs.bridges.block_hints import WISHES_MAX, HintedPlace, LaterWishes, place_of
+from kvfs.bridges.envelope import BlockWish
+from kvfs.core.hint_lines import Do
 from tests.support.mounts.mounting import ROOT
 
 MOUNTINFO = """\
@@ -52,3 +54,19 @@ def test_a_bridge_needs_nothing_beside_the_engine() -> None:
     command = [sys.executable, "-S", "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wish_is_new_once_for_each_message() -> None:
+    wishes, keep, drop = LaterWishes(), BlockWish(Do.RETAIN, 80), BlockWish(Do.DEMOTE)
+    assert wishes.remember("m", [("a", keep), ("b", drop)]) == [("a", keep), ("b", drop)]
+    assert wishes.remember("m", [("a", keep), ("c", keep)]) == [("c", keep)]
+    assert wishes.remember("n", [("a", drop)]) == [("a", drop)]
+    assert [wishes.of(name) for name in "abcd"] == [drop, drop, keep, None]
+
+
+def test_wishes_for_blocks_that_never_come_are_bounded() -> None:
+    wishes, keep = LaterWishes(), BlockWish(Do.RETAIN, 80)
+    wishes.remember("m", [("first", keep)])
+    wishes.remember("m", [(f"{number}", keep) for number in range(WISHES_MAX)])
+    assert wishes.of("first") is None
+    assert wishes.of("0") == keep

@@ -4,7 +4,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import pytest
 
 from kvfs.bridges.hint_sender import RETRY_S, WAITING_MAX_BYTES, WAITING_MAX_S, HintSender
 from kvfs.client.control_socket import LINE_MAX_BYTES
+from tests.support.clients.stepping import until
 
 #: A call that waits for a server would take longer, by far.
 AT_ONCE_S: Final = 1.0
@@ -25,6 +26,23 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class Later:
+    """What the sender wants to be called later: at most one call."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], None] | None = None
+
+    def __call__(self, wait_s: float, call: Callable[[], None]) -> None:
+        assert self._call is None
+        self._call = call
+
+    def run(self) -> None:
+        """Let the time pass."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 class Server:
@@ -71,8 +89,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sender(path: Path, clock: Clock) -> Iterator[HintSender]:
-    sender = HintSender(str(path), clock)
+def later() -> Later:
+    return Later()
+
+
+@pytest.fixture
+def sender(path: Path, clock: Clock, later: Later) -> Iterator[HintSender]:
+    sender = HintSender(str(path), clock, later)
     yield sender
     sender.close()
 
@@ -94,7 +117,7 @@ def counted(sender: HintSender) -> tuple[int, int, int]:
 
 
 def test_hints_arrive_in_order_and_in_lines_that_the_server_takes(
-    server: Server, sender: HintSender
+    server: Server, sender: HintSender, later: Later
 ) -> None:
     names = [f"/{number:0100}" for number in range(3000)]
     sender.send(retain(*names))
@@ -102,35 +125,35 @@ def test_hints_arrive_in_order_and_in_lines_that_the_server_takes(
     got: list[str] = []
     while len(got) < 3001:
         got += server.names()
-        sender.flush()
+        later.run()
     assert got == [*names, "/last"]
     assert counted(sender) == (3001, 0, 1)
 
 
 def test_without_a_server_hints_are_dropped_after_a_while(
-    sender: HintSender, clock: Clock, path: Path
+    sender: HintSender, clock: Clock, later: Later, path: Path
 ) -> None:
     sender.send(retain("/a"))
     clock.now_s += WAITING_MAX_S
     sender.send(retain("/b"))
     assert counted(sender) == (0, 0, 0)
     clock.now_s += 0.5
-    sender.flush()
+    later.run()
     assert counted(sender) == (0, 1, 0)
     server = Server(path)
     clock.now_s += RETRY_S
-    sender.flush()
+    later.run()
     assert server.names() == ["/b"]
     server.end()
 
 
-def test_one_attempt_a_while(sender: HintSender, clock: Clock, path: Path) -> None:
+def test_one_attempt_a_while(sender: HintSender, clock: Clock, later: Later, path: Path) -> None:
     sender.send(retain("/a"))
     server = Server(path)
     sender.send(retain("/b"))
     assert counted(sender) == (0, 0, 0)
     clock.now_s += RETRY_S
-    sender.flush()
+    later.run()
     assert server.names() == ["/a", "/b"]
     server.end()
 
@@ -150,7 +173,9 @@ def test_a_server_that_restarts_is_found_again(
     second.end()
 
 
-def test_a_server_that_does_not_read_holds_up_nobody(server: Server, sender: HintSender) -> None:
+def test_a_server_that_does_not_read_holds_up_nobody(
+    server: Server, sender: HintSender, later: Later
+) -> None:
     """The oldest go. What was sent half is never followed by something else."""
     name = "/" + "n" * 1000
     began_s = time.monotonic()
@@ -162,7 +187,7 @@ def test_a_server_that_does_not_read_holds_up_nobody(server: Server, sender: Hin
     got = 0
     while sum(counted(sender)[:2]) < rounds * 50:
         got += len(server.names())
-        sender.flush()
+        later.run()
     sent, dropped, connections = counted(sender)
     assert (sent + dropped, connections) == (rounds * 50, 1)
     assert got + len(server.names()) == sent
@@ -172,7 +197,7 @@ def test_a_full_backlog_is_no_server(path: Path, clock: Clock) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(0)
-        senders = [HintSender(str(path), clock) for _ in range(4)]
+        senders = [HintSender(str(path), clock, Later()) for _ in range(4)]
         began_s = time.monotonic()
         for sender in senders:
             sender.send(retain("/a"))
@@ -186,3 +211,13 @@ def test_a_full_backlog_is_no_server(path: Path, clock: Clock) -> None:
 def test_a_name_that_fits_into_no_line_is_left_out(server: Server, sender: HintSender) -> None:
     sender.send(retain("/" + "n" * LINE_MAX_BYTES, "/a"))
     assert server.names() == ["/a"]
+
+
+def test_what_waits_is_sent_without_a_further_call(path: Path) -> None:
+    sender = HintSender(str(path))
+    sender.send(retain("/a"))
+    server = Server(path)
+    until(lambda: sender.counts.sent == 1, "it is sent")
+    assert server.names() == ["/a"]
+    sender.close()
+    server.end()
