@@ -108,8 +108,11 @@ class HintSender:
             )
         )
         if self._waiting and not self._is_due_again:
-            self._is_due_again = True
-            self._later(_AGAIN_S, self._flush_again)
+            try:
+                self._later(_AGAIN_S, self._flush_again)
+                self._is_due_again = True
+            except RuntimeError:  # no thread can be started: the next call sends it
+                pass
 
     def _flush_again(self) -> None:
         with self._lock:
@@ -133,14 +136,14 @@ class HintSender:
         if now_s < self._next_attempt_s:
             return False
         self._next_attempt_s = now_s + RETRY_S
-        attempt = socket.socket(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        )
-        try:
-            attempt.connect(self._path)
-        except OSError:  # nobody listens, or its queue is full (EAGAIN)
-            attempt.close()
-            return False
+        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        with contextlib.ExitStack() as unless_connected:
+            try:
+                attempt = unless_connected.enter_context(socket.socket(socket.AF_UNIX, kind))
+                attempt.connect(self._path)
+            except OSError:  # nobody listens, its queue is full (EAGAIN), or no descriptor is left
+                return False
+            unless_connected.pop_all()
         self._socket = attempt
         self.counts.connections += 1
         return True

@@ -21,7 +21,7 @@ NO_CONNECTORS: Final = frozenset(
     {"test_document", "test_demo", "test_lmcache_server", "test_mlperf_pattern"}
     | {"test_object_store"}
     | {"test_projects_own", "test_skips", "test_vllm_engine", "test_vllm_example"}
-    | {"test_vllm_hints", "test_sglang_hints"}
+    | {"test_vllm_hints", "test_sglang_hints", "test_lmcache_hints"}
 )
 
 

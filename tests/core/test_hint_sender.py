@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -219,5 +220,34 @@ def test_what_waits_is_sent_without_a_further_call(path: Path) -> None:
     server = Server(path)
     until(lambda: sender.counts.sent == 1, "it is sent")
     assert server.names() == ["/a"]
+    sender.close()
+    server.end()
+
+
+def test_without_a_free_descriptor_hints_wait(
+    server: Server, sender: HintSender, clock: Clock, later: Later
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        sender.send(retain("/a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert counted(sender) == (0, 0, 0)
+    clock.now_s += RETRY_S
+    later.run()
+    assert server.names() == ["/a"]
+
+
+def test_without_a_free_thread_the_next_call_sends(path: Path, clock: Clock) -> None:
+    def no_thread(_wait_s: float, _call: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sender = HintSender(str(path), clock, no_thread)
+    sender.send(retain("/a"))
+    server = Server(path)
+    clock.now_s += RETRY_S
+    sender.send(retain("/b"))
+    assert server.names() == ["/a", "/b"]
     sender.close()
     server.end()

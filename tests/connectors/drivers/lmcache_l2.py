@@ -6,9 +6,11 @@ the adapter is told of, aligned to 4096 as LMCache's L1 is where O_DIRECT is use
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ from lmcache.v1.distributed.l2_adapters.config import (
     parse_args_to_l2_adapters_config,
 )
 from patterns import UNTOUCHED, block_hash, pattern
+
+# For kvfs.bridges, which the configuration may name.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 ALIGN_BYTES = 4096
 TASK_WAIT_S = 40.0
@@ -43,6 +48,7 @@ class Adapter:
         align_bytes: int = ALIGN_BYTES,
     ) -> str:
         """Build the adapter from ``spec``, in which KV_DIR stands for ``kv_dir``."""
+        self.salt = ""
         full = json.dumps(spec).replace("KV_DIR", kv_dir)
         config = parse_args_to_l2_adapters_config(argparse.Namespace(l2_adapter=[full]))
         self.size_bytes = size_bytes
@@ -109,6 +115,10 @@ class Adapter:
                         intact.append(key)
         return {"loaded": loaded, "intact": intact}
 
+    def use_salt(self, salt: str) -> None:
+        """Whose blocks the keys stand for from now on."""
+        self.salt = salt
+
     def delete(self, keys: list[int]) -> None:
         """Delete blocks, as LMCache's eviction does."""
         self.adapter.delete([self._key(key) for key in keys])
@@ -123,7 +133,8 @@ class Adapter:
 
     def _key(self, key: int) -> ObjectKey:
         rank = ObjectKey.ComputeKVRank(1, 0, 1, 0)
-        return ObjectKey(chunk_hash=block_hash(key), model_name=MODEL, kv_rank=rank)
+        hashed = block_hash(key)
+        return ObjectKey(hashed, model_name=MODEL, kv_rank=rank, cache_salt=self.salt)
 
     def _batches(self, keys: list[int]) -> Sequence[list[int]]:
         return [keys[i : i + self.slots] for i in range(0, len(keys), self.slots)]
@@ -138,4 +149,4 @@ class Adapter:
 
 
 if __name__ == "__main__":
-    serve(Adapter(), "open", "store", "lookup", "load", "delete", "spent", "close")
+    serve(Adapter(), "open", "use_salt", "store", "lookup", "load", "delete", "spent", "close")
