@@ -183,6 +183,24 @@ def test_the_verb_prints_them(mount: Mounted, kv: Path, kvfs_only: None) -> None
     assert printing.returncode == 0
 
 
+def test_the_verb_speaks_vllms_format(mount: Mounted, kv: Path, kvfs_only: None) -> None:
+    """A message for each block that vLLM's tier names; its own code reads them in connectors'."""
+    command = [*KVFS, "events", str(mount.path), "--format", "vllm", "--count", "2"]
+    hashed = "01234" + "ab" * 21 + "c" + "0123456789abcdef"
+    block = kv / "model_0a_r0" / hashed[:3] / f"{hashed[3:5]}_g0" / f"{hashed}.bin"
+    block.parent.mkdir(parents=True)
+    with Process(command, stdout=subprocess.PIPE, cwd=ROOT) as printing:
+        assert printing.stdout is not None
+        while printing.poll() is None:
+            (kv / "config.json").write_bytes(b"x")
+            block.write_bytes(b"x")
+            block.unlink()
+        said = printing.stdout.read()
+    assert said.startswith(b"\x92\xcb")
+    assert said.count(b"block_hashes\x91\xcf" + bytes.fromhex(hashed[-16:])) == 2
+    assert printing.returncode == 0
+
+
 def test_the_verb_says_what_is_wrong(mount: Mounted, tmp_path: Path, kvfs_only: None) -> None:
     for arguments, error in (
         ((str(tmp_path),), NotMounted),
