@@ -33,6 +33,7 @@ NOT_FROM_THE_START = {
     "kvfs_missed_after_eviction_seconds",
     "kvfs_predicted_hit_ratio",
     "kvfs_checkpoint_age_seconds",
+    "kvfs_tenant_quota_bytes",
     # Of a drive: the pools of tests lie in memory or behind a loop device.
     "kvfs_device_written_bytes_total",
     "kvfs_device_endurance_left_ratio",
