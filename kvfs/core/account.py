@@ -126,14 +126,25 @@ class Entitlements:
 
         Who has used none of its blocks for *idle_s* has no share (fair_shares.py); 0: always has.
         """
+        self._configured: Final = configured
         self._of: Final = dict(configured)
         self.idle_s: Final = idle_s
         #: How many bytes each tenant that has a quota may store.
-        self.quotas_bytes: Final = {
-            tenant: each.quota_bytes
-            for tenant, each in configured.items()
-            if each.quota_bytes is not None
-        }
+        self.quotas_bytes: Final[dict[TenantId, int]] = {}
+        for tenant, entitled in configured.items():
+            self.entitle(tenant, entitled)
+
+    def entitle(self, tenant: TenantId, entitled: Entitlement) -> None:
+        """Let *tenant* store what it is *entitled* to from now on."""
+        self._of[tenant] = entitled
+        if entitled.quota_bytes is None:
+            self.quotas_bytes.pop(tenant, None)
+        else:
+            self.quotas_bytes[tenant] = entitled.quota_bytes
+
+    def configured(self, tenant: TenantId) -> Entitlement:
+        """Return what the settings say of *tenant*."""
+        return self._configured.get(tenant, NO_ENTITLEMENT)
 
     def of(self, tenant: TenantId) -> Entitlement:
         """Return what *tenant* may store."""

@@ -7,6 +7,7 @@ import contextlib
 import stat
 from typing import Final
 
+from kvfs.core.account import NO_ENTITLEMENT
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
@@ -20,13 +21,14 @@ from kvfs.core.directory_policy import (
     check_value,
     ttl_text,
 )
+from kvfs.core.entitlements import Said, said_by, with_said
 from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.hints import NO_HINT
 from kvfs.core.lifecycle import State, carries_identity, label
 from kvfs.core.records import HAS_CRC
 from kvfs.core.sizes import format_size
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.eviction.units import NAMES_MAX, Units
 from kvfs.engine.names.tree_change import show_drafts_anew
 from kvfs.pool.open.ports import Room
@@ -58,6 +60,11 @@ class OwnAttributes:
             return label(self._state(ino, record)).encode()
         if name == CRC32C:
             return self._crc32c(ino, record)
+        if said_by(name) is not None:
+            own = self._pool.index.xattr(ino, name)
+            if own is None:
+                raise NoSuchAttribute
+            return own
         directory = ino if stat.S_ISDIR(record.mode) else record.parent
         policy = self._pool.rules.policies.of(directory)
         if name == DRAFTS:
@@ -107,6 +114,9 @@ class OwnAttributes:
         unknown value. A hint may be set by all who may write the file or directory, which the
         kernel has checked.
         """
+        if (said := said_by(name)) is not None:
+            self._check_said(ino, said, value, uid)
+            return 0
         if name not in NAMES:
             raise NotPermitted(f"{name!r} is told, not set")
         if uid not in (0, record.uid) and name != HINT:
@@ -123,6 +133,14 @@ class OwnAttributes:
         kept_bytes = pool.rules.heat.held_bytes[Rank.KEPT]
         return pool.rules.pins.count(ino, record, kept_bytes, pool.space.bounds.kept_most_bytes)
 
+    def _check_said(self, ino: InodeNo, said: Said, value: bytes | None, uid: int) -> None:
+        """Raise unless user *uid* may say with *value* what a tenant may store."""
+        if uid != 0:
+            raise NotPermitted("only root gives out quotas and weights")
+        if ino != ROOT_INODE:
+            raise InvalidRequest("quotas and weights of users belong to the root directory")
+        with_said(NO_ENTITLEMENT, NO_ENTITLEMENT, said.key, value)
+
     def _require_small(self, ino: InodeNo) -> None:
         """Raise NotPermitted if what is below directory *ino* is too large to go at once."""
         size = self._units.size(ino, to_be=True)
@@ -137,8 +155,8 @@ class OwnAttributes:
 
         *record* is that of the inode it was set on. Nothing inherits from a file.
         """
-        if not stat.S_ISDIR(record.mode) or name == TTL:  # no rank depends on a ttl
-            return
+        if not stat.S_ISDIR(record.mode) or name == TTL or said_by(name) is not None:
+            return  # no rank depends on it
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):
             show_drafts_anew(self._pool)

@@ -37,6 +37,7 @@ from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases, LeaseShares
 from kvfs.pool.rules.policies import Policies
 from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background
@@ -261,7 +262,8 @@ class Pool:
             *(self.index, heat, policies, pins, hints, shares),
             *(self.space.bounds, accounts.tenants, self.empty_names_too_many),
         )
-        return RuleParts(policies, pins, hints, leases, heat, ranks)
+        tenants = TenantRules(self.index, accounts, heat)
+        return RuleParts(policies, pins, hints, leases, heat, ranks, tenants)
 
     def _followers(self) -> Followers:
         """Return the tables that follow each change of the index, in order.
@@ -270,11 +272,7 @@ class Pool:
         """
         rules = self.rules
         return Followers(
-            rules.policies,
-            rules.units,
-            rules.pins,
-            rules.hints,
-            rules.leases,
+            *(rules.policies, rules.units, rules.pins, rules.hints, rules.leases, rules.tenants),
             *(self.figures, self.figures.held),
             rules.ranks,
             self.durable.identities,

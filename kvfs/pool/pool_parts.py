@@ -23,6 +23,7 @@ from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
@@ -141,6 +142,7 @@ class RuleParts:
     leases: Leases
     heat: Heat
     ranks: Ranks
+    tenants: TenantRules
     units: UnitRoots = field(default_factory=UnitRoots)
 
 

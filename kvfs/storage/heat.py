@@ -76,7 +76,6 @@ class Heat:
         self._tenants: HeatTenants | None = None
         self._tenants_known = False
         self._entitlements = entitlements or Entitlements({})
-        self._idle_ns = int(self._entitlements.idle_s * SECOND_NS)
         #: A block with a lower stamp would have gone by now, had no hint retained it.
         self._evicted_stamp = 0
         #: How often such a block was used, in how many bursts.
@@ -149,9 +148,13 @@ class Heat:
 
     def slot_of(self, tenant: TenantId) -> int | None:
         """Return the slot of *tenant* in ``Owners``; None if it has none, or it is not known."""
+        slots = {self._tenant: 0} if self._tenants is None else self._tenants.slots
+        return slots.get(tenant) if self._tenants_known else None
+
+    def weigh(self, tenant: TenantId) -> None:
+        """Give *tenant* the weight that it is entitled to now."""
         if self._tenants is not None:
-            return self._tenants.slot_of(tenant) if self._tenants_known else None
-        return 0 if self._tenants_known and tenant == self._tenant else None
+            self._tenants.weigh(tenant)
 
     @property
     def is_shared(self) -> bool:
@@ -324,8 +327,8 @@ class Heat:
         retention = None if self._hints is None else self._hints.columns(self._now_s)
         owners = None
         if self._tenants is not None and self._tenants_known:
-            since_ns = self._now_s * SECOND_NS - self._idle_ns if self._idle_ns else 0
-            owners = self._tenants.columns(self._marks.stamp_at(since_ns) or 0)
+            since_s = self._now_s - self._entitlements.idle_s if self._entitlements.idle_s else 0
+            owners = self._tenants.columns(self._marks.stamp_at(int(since_s * SECOND_NS)) or 0)
         return Columns(
             *(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank),
             *(retention, owners),

@@ -21,7 +21,8 @@ class HeatTenants:
     def __init__(self, first: TenantId, stored_bytes: int, entitlements: Entitlements) -> None:
         """All blocks are of the tenant *first*, and hold *stored_bytes*."""
         self._entitlements = entitlements
-        self._slots = {first: 0}
+        #: The slots of the tenants that have one of their own.
+        self.slots = {first: 0}
         #: The tenant of each slot; the last one is that of all others.
         self._tenants = [first]
         self._rows = np.zeros(0, np.uint16)
@@ -37,7 +38,7 @@ class HeatTenants:
 
     def enter(self, row: int, tenant: TenantId, size_bytes: int, rows: int) -> None:
         """Note that the block in *row* of *rows* is the *tenant*'s, and holds *size_bytes*."""
-        slot = self._slots.get(tenant)
+        slot = self.slots.get(tenant)
         if slot is None:
             slot = self._slot_for(tenant)
         if row >= len(self._slot_of):
@@ -56,9 +57,10 @@ class HeatTenants:
         self._stored[slot] -= size_bytes
         self._gone[slot] += size_bytes
 
-    def slot_of(self, tenant: TenantId) -> int | None:
-        """Return the slot of *tenant*; None if it has none of its own."""
-        return self._slots.get(tenant)
+    def weigh(self, tenant: TenantId) -> None:
+        """Give *tenant*, if it has a slot of its own, the weight that it is entitled to now."""
+        if (slot := self.slots.get(tenant)) is not None:
+            self._weight[slot] = self._entitlements.of(tenant).weight
 
     def columns(self, idle_stamp: int) -> Owners:
         """Return the columns for a scan; *idle_stamp* as there."""
@@ -86,7 +88,7 @@ class HeatTenants:
                 return SLOTS_MAX - 1
             slot = int(unused[0])
             former, self._tenants[slot] = self._tenants[slot], tenant
-            self._slots.pop(former, None)
-        self._slots[tenant] = slot
+            self.slots.pop(former, None)
+        self.slots[tenant] = slot
         self._weight[slot] = self._entitlements.of(tenant).weight
         return slot

@@ -223,3 +223,27 @@ def test_nothing_goes_for_a_quota_before_it_is_known_whose_all_blocks_are(runnin
     settle(store)
     store.tick()
     assert storing.blocks() == {BOB: 4}
+
+
+def test_what_root_says_on_the_root_directory_counts_for_all_servers(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after a power loss; a weight counts for what is stored already."""
+    caplog.set_level("ERROR")
+    storing = Storing(running.store)
+    storing.put(BOB, FITS // 2)
+    storing.put(ALICE, FITS)
+    running.store.set_xattr(ROOT_INODE, b"user.kvfs.weight.1000", b"3")
+    storing.put(ALICE, FITS)
+    assert storing.blocks()[BOB] == pytest.approx(FITS / 4, abs=TWO_POINTS)
+    running.store.set_xattr(ROOT_INODE, b"user.kvfs.quota.1001", b"4M")
+    storing.store.tick()
+    assert storing.blocks()[BOB] == 4 * MIB // BLOCK_BYTES
+    settle(running.store)
+    running.lose_power()
+    running.start()
+    settle(running.store)
+    told = running.store.describe()["tenants"]
+    assert (told["1000"]["weight"], told["1001"]["quota_bytes"]) == (3.0, 4 * MIB)
+    running.store.remove_xattr(ROOT_INODE, b"user.kvfs.weight.1000")
+    assert running.store.describe()["tenants"]["1000"]["weight"] == 1.0
