@@ -43,6 +43,7 @@ from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
 from kvfs.engine.take_hints import TakeHints
+from kvfs.machine.processes import UNKNOWN_UID
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
@@ -234,9 +235,9 @@ class Store:
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.swept)
 
-    def totals(self) -> Totals:
-        """Return the pool's size and what is free. The totals do not change while mounted."""
-        return statfs_totals(self.pool)
+    def totals(self, uid: int = UNKNOWN_UID) -> Totals:
+        """Return the pool's size and what is free, as user *uid* sees it."""
+        return statfs_totals(self.pool, uid)
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""

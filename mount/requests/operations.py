@@ -232,7 +232,7 @@ class Operations(pyfuse3.Operations):
     @answered
     def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
-        totals = self._store.totals()
+        totals = self._store.totals(self._files.callers.uid())
         data = StatvfsData()
         data.f_bsize = data.f_frsize = PAGE_BYTES
         data.f_blocks = totals.blocks

@@ -14,7 +14,7 @@ from kvfs.core.types import PAGE_BYTES, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.units import Units
-from kvfs.machine.processes import program_of
+from kvfs.machine.processes import UNKNOWN_UID, program_of
 from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.paths import path_of
@@ -40,14 +40,22 @@ class Totals(NamedTuple):
     inodes_free: int
 
 
-def statfs_totals(pool: Pool) -> Totals:
-    """Return the pool's size and what is free. The totals do not change while mounted."""
-    space, counters = pool.space.taken, pool.counters
+def statfs_totals(pool: Pool, uid: int = UNKNOWN_UID) -> Totals:
+    """Return the pool's size and what is free. The totals do not change while mounted.
+
+    If the tenant of *uid* has a quota, that is its size, and what it keeps from eviction is taken.
+    """
+    space, counters, accounts = pool.space.taken, pool.counters, pool.space.accounts
+    size_bytes, free_bytes = space.capacity_bytes, available_bytes(pool)
+    quota_bytes = accounts.entitlements.of(accounts.tenants[uid]).quota_bytes
+    if quota_bytes is not None and quota_bytes < size_bytes:
+        size_bytes = quota_bytes
+        free_bytes = min(free_bytes, max(0, quota_bytes - accounts.held.by(uid)))
     inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
     taken = counters.blocks + counters.directories + counters.symlinks + counters.others
     return Totals(
-        blocks=space.capacity_bytes // PAGE_BYTES,
-        blocks_free=available_bytes(pool) // PAGE_BYTES,
+        blocks=size_bytes // PAGE_BYTES,
+        blocks_free=free_bytes // PAGE_BYTES,
         inodes=inodes,
         inodes_free=max(0, inodes - taken),
     )

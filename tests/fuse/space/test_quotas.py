@@ -12,7 +12,13 @@ from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until
 from tests.support.kernel.calls import refused
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, CREATE, bounded_pool, store
+from tests.support.mounts.bounded_pool import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    CREATE,
+    bounded_pool,
+    store,
+)
 from tests.support.mounts.mounting import Mounted, run_kvfs
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
@@ -98,6 +104,15 @@ def stores(caller: Caller, path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_df_shows_a_quota_to_who_has_it(pool: Mounted, bound: Caller, free: Caller) -> None:
+    """[statfs] [quota] What it stores may go for what it stores next, so it counts as free."""
+    for number in range(4):
+        store_whole(bound, pool.path / f"own{number}")
+    seen_by = {who: who.os("statvfs", str(pool.path)) for who in (bound, free)}
+    assert seen_by[bound].f_blocks == seen_by[bound].f_bavail == QUOTA * BLOCK_BYTES // 4096
+    assert seen_by[free].f_blocks == CAPACITY_BYTES // 4096
 
 
 def test_who_only_reads_as_much_as_its_quota_may_store(
