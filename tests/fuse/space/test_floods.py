@@ -15,8 +15,10 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 
 HOSTILE, HONEST = NOBODY, OTHER
 FITS: Final = CAPACITY_BYTES // BLOCK_BYTES
-#: Half of what the pool holds for blocks: a part is kept free ahead of writers.
-SHARE: Final = FITS // 2 - 5
+#: What is kept free ahead of writers at most, and has an extent that is ready.
+AHEAD: Final = 12
+#: Half of what the pool holds for blocks.
+SHARE: Final = (FITS - AHEAD) // 2 - 1
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -71,4 +73,4 @@ def test_one_alone_has_everything(pool: Mounted, hostile: Caller) -> None:
     """[fair-eviction] As if there were no shares."""
     for number in range(2 * FITS):
         store_whole(hostile, pool.path / f"flood{number}")
-    assert seen(pool.path, "flood", 2 * FITS) >= FITS - 5
+    assert seen(pool.path, "flood", 2 * FITS) >= FITS - AHEAD
