@@ -6,6 +6,7 @@ lower is the older, whichever drives they are on. A pool of one drive has no bit
 number is serial. So it is the same as one of drive 0.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -73,6 +74,8 @@ class ByDrive(Generic[T]):
             raise Damaged(f"inode {ino:#x}: the pool has no such drive") from None
 
 
+#: How many turns there are of all drives together, at most, beside one for each drive.
+_TURNS: Final = 64
 #: A drive that was given so much more than its part, as a share of what it can hold, is ahead.
 _AHEAD: Final = 1 / 64
 #: No drive is held to be further behind: one that did not answer for a while, or is new, is not
@@ -81,44 +84,73 @@ _BEHIND_MOST: Final = 1 / 16
 
 
 class DriveTurns:
-    """Takes drives in turn, each as often as what it can hold is of the whole.
+    """The turns of drives, each as often as what it can hold is of the whole.
 
     So drives of different sizes fill at the same rate. The turns of one are as far apart as they
     can be: each drive earns its weight at every turn, and the one that is owed most has it and pays
-    for all (smooth weighted round robin, as in nginx).
-
-    How large a block will be is not known at its turn. So what was stored is counted as well, and
-    tells which drive is ahead: its blocks would go sooner than those of others.
+    for all (smooth weighted round robin, as in nginx). They come again and again in one order, and
+    whoever takes them has a place in it, from 0 on.
     """
 
     def __init__(self, capacities_bytes: Sequence[int]) -> None:
         """*capacities_bytes*: what each drive can hold, by number; not all of them 0."""
-        self._weights: Final = tuple(capacities_bytes)
-        self._whole: Final = sum(capacities_bytes)
-        self._owed = [0] * len(self._weights)
-        #: How often each drive could have been filled with what was stored on it.
-        self._filled = [0.0] * len(self._weights)
-        assert self._whole > 0, "nothing can be held"
+        whole_bytes = sum(capacities_bytes)
+        assert whole_bytes > 0, "nothing can be held"
+        weights = [
+            max(1, round(_TURNS * size_bytes / whole_bytes)) if size_bytes else 0
+            for size_bytes in capacities_bytes
+        ]
+        common = math.gcd(*weights)
+        self._turns: Final = _smooth([weight // common for weight in weights])
+        self._drives: Final = len(set(self._turns))
 
-    def order(self) -> list[DriveNo]:
-        """Return the drives that can hold anything: first the one whose turn it is."""
-        due = [owed + weight for owed, weight in zip(self._owed, self._weights, strict=True)]
-        able = (drive for drive, weight in enumerate(self._weights) if weight)
-        return [DriveNo(drive) for drive in sorted(able, key=lambda drive: -due[drive])]
+    def order(self, place: int) -> list[DriveNo]:
+        """Return the drives that can hold anything, in the order of their turns from *place* on."""
+        found: dict[DriveNo, None] = {}
+        while len(found) < self._drives:
+            found[self._turns[place % len(self._turns)]] = None
+            place += 1
+        return list(found)
+
+    def after(self, place: int, drive: DriveNo) -> int:
+        """Return the place behind the next turn of *drive* from *place* on."""
+        while self._turns[place % len(self._turns)] != drive:
+            place += 1
+        return (place + 1) % len(self._turns)
+
+
+def _smooth(weights: list[int]) -> tuple[DriveNo, ...]:
+    """Return the drives in turn, each as often as its weight says."""
+    owed, whole = [0] * len(weights), sum(weights)
+    turns: list[DriveNo] = []
+    for _ in range(whole):
+        owed = [before + weight for before, weight in zip(owed, weights, strict=True)]
+        drive = owed.index(max(owed))
+        owed[drive] -= whole
+        turns.append(DriveNo(drive))
+    return tuple(turns)
+
+
+class FillRates:
+    """How much was stored on each drive of a pool, for what it can hold.
+
+    How large a block will be is not known at its turn. So what was stored is counted, and tells
+    which drive is ahead: its blocks would go sooner than those of others.
+    """
+
+    def __init__(self, capacities_bytes: Sequence[int]) -> None:
+        """*capacities_bytes*: what each drive can hold, by number; not all of them 0."""
+        self._capacities_bytes: Final = tuple(capacities_bytes)
+        #: How often each drive could have been filled with what was stored on it.
+        self._filled = [0.0] * len(capacities_bytes)
 
     def is_ahead(self, drive: DriveNo) -> bool:
         """Whether *drive* was given more than its part of what was stored lately."""
-        filled = (self._filled[each] for each, weight in enumerate(self._weights) if weight)
-        return self._filled[drive] > min(filled) + _AHEAD
+        pairs = zip(self._filled, self._capacities_bytes, strict=True)
+        return self._filled[drive] > min(filled for filled, able in pairs if able) + _AHEAD
 
     def stored(self, drive: DriveNo, size_bytes: int) -> None:
         """Note that *size_bytes* were stored on *drive*."""
-        self._filled[drive] += size_bytes / max(1, self._weights[drive])
+        self._filled[drive] += size_bytes / max(1, self._capacities_bytes[drive])
         least = max(self._filled) - _BEHIND_MOST
         self._filled = [max(filled, least) for filled in self._filled]
-
-    def took(self, drive: DriveNo) -> None:
-        """Note that *drive*, whose turn it was or that had room, got what was to be placed."""
-        for each, weight in enumerate(self._weights):
-            self._owed[each] += weight
-        self._owed[drive] -= self._whole

@@ -260,8 +260,10 @@ class Allocator:
             with contextlib.suppress(NoSpace, NotAtHand):
                 self.require_space(min(size_bytes, drive.headroom.most_bytes), drive)
 
-    def take_extent(self, parent: InodeNo, *, roomless: bool = False) -> ReadyExtent:
-        """Return an extent for a draft in *parent*, with its likely size preallocated if that fits.
+    def take_extent(self, parent: InodeNo, maker: Maker, *, roomless: bool = False) -> ReadyExtent:
+        """Return an extent for a draft of *maker* in *parent*.
+
+        Its likely size is preallocated if that fits.
 
         Raises NoSpace if it cannot be made or, unless *roomless*, no byte is free; NotAtHand,
         OSError.
@@ -270,12 +272,11 @@ class Allocator:
         self.growth.look_at_runners()
         if self._only is not None:
             return self._take_on(self._only, wanted_bytes, roomless=roomless)
-        drives = self._placement.candidates(wanted_bytes)
+        drives = self._placement.candidates(wanted_bytes, (parent, maker))
         for drive in drives:  # another one, before anybody is refused
+            self._placement.take_turn(drive, wanted_bytes, (parent, maker))
             with contextlib.suppress(NoSpace):
-                extent = self._take_on(drive, wanted_bytes, roomless=False)
-                self._placement.placed(drive)
-                return extent
+                return self._take_on(drive, wanted_bytes, roomless=False)
         return self._take_on(drives[0], wanted_bytes, roomless=roomless)
 
     def _take_on(self, drive: PoolDrive, wanted_bytes: int, *, roomless: bool) -> ReadyExtent:

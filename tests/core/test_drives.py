@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.drives import DRIVES_MAX, SERIAL_END, ByDrive, DriveTurns, Numbering
+from kvfs.core.drives import DRIVES_MAX, SERIAL_END, ByDrive, DriveTurns, FillRates, Numbering
 from kvfs.core.errors import Damaged
 from kvfs.core.types import FIRST_INODE, INODE_END, LAST_INODE, DriveNo, InodeNo
 
@@ -53,11 +53,11 @@ GIB = 1 << 30
 
 
 def taken(capacities_bytes: list[int], turns: int) -> list[int]:
-    drives = DriveTurns(capacities_bytes)
+    drives, place = DriveTurns(capacities_bytes), 0
     taken = []
     for _ in range(turns):
-        taken.append(drives.order()[0])
-        drives.took(taken[-1])
+        taken.append(drives.order(place)[0])
+        place = drives.after(place, taken[-1])
     return taken
 
 
@@ -90,28 +90,39 @@ def test_a_drive_that_can_hold_nothing_has_no_turn() -> None:
 # ---- sizes ----
 
 
-def stored(turns: DriveTurns, sizes_bytes: list[int]) -> Counter[int]:
-    """Store blocks of these sizes in turn, on drives that are not ahead; return what each has."""
-    held: Counter[int] = Counter()
+def stored(capacities_bytes: list[int], sizes_bytes: list[int]) -> list[float]:
+    """Store such blocks in turn, on drives that are not ahead; return how full each is."""
+    turns, rates, place = DriveTurns(capacities_bytes), FillRates(capacities_bytes), 0
+    held = [0] * len(capacities_bytes)
     for size_bytes in sizes_bytes:
-        drive = next(each for each in turns.order() if not turns.is_ahead(each))
-        turns.took(drive)
-        turns.stored(drive, size_bytes)
+        drive = next(each for each in turns.order(place) if not rates.is_ahead(each))
+        place = turns.after(place, drive)
+        rates.stored(drive, size_bytes)
         held[drive] += size_bytes
-    return held
+    return [bytes_ / most for bytes_, most in zip(held, capacities_bytes, strict=True)]
 
 
 @given(st.lists(st.integers(1, 32 << 20), min_size=1, max_size=300))
 def test_no_drive_is_given_more_than_its_part_whatever_the_sizes(sizes_bytes: list[int]) -> None:
-    weights = [2 * GIB, 2 * GIB, 4 * GIB, 8 * GIB]
-    held = stored(DriveTurns(weights), sizes_bytes)
-    filled = [held[at] / weight for at, weight in enumerate(weights)]
-    assert max(filled) - min(filled) <= 1 / 64 + max(sizes_bytes) / min(weights)
+    filled = stored([2 * GIB, 2 * GIB, 4 * GIB, 8 * GIB], sizes_bytes)
+    assert max(filled) - min(filled) <= 1 / 64 + max(sizes_bytes) / (2 * GIB)
 
 
 def test_a_drive_that_was_away_is_not_given_all_at_once() -> None:
-    turns = DriveTurns([GIB, GIB])
-    turns.stored(DriveNo(0), 100 * GIB)
-    assert turns.is_ahead(DriveNo(0))
-    turns.stored(DriveNo(1), GIB // 16)
-    assert not turns.is_ahead(DriveNo(0))
+    rates = FillRates([GIB, GIB])
+    rates.stored(DriveNo(0), 100 * GIB)
+    assert rates.is_ahead(DriveNo(0))
+    rates.stored(DriveNo(1), GIB // 16)
+    assert not rates.is_ahead(DriveNo(0))
+
+
+@given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=12).filter(any), st.integers(0, 900))
+def test_an_order_has_each_drive_that_can_hold_anything_once(sizes: list[int], place: int) -> None:
+    order = DriveTurns(sizes).order(place)
+    assert sorted(order) == [drive for drive, size in enumerate(sizes) if size]
+
+
+def test_who_passes_a_turn_over_goes_on_behind_the_one_that_is_taken() -> None:
+    turns = DriveTurns([GIB] * 4)
+    place = turns.after(0, DriveNo(2))
+    assert turns.order(place) == [3, 0, 1, 2]

@@ -1,15 +1,21 @@
 """One store on several drives: each block on one, and all of them one pool, however it ends."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from kvfs.core.drives import Numbering
 from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.processes import Maker
 from tests.support.store.serving import Serving
 from tests.support.store.stores import (
+    FILE,
     MIB,
     SYMLINK,
     Host,
@@ -21,6 +27,7 @@ from tests.support.store.stores import (
     put,
     settle,
     tree,
+    write,
 )
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -147,3 +154,67 @@ def test_while_requests_are_served_each_drive_makes_its_extents(pool: Host) -> N
         assert client.ask(lambda name=name: get(client.store, ROOT_INODE, name)) == data
     inos = [client.store.lookup(ROOT_INODE, name) for name in BLOCKS]
     assert len(by_drive(inos)) == _DRIVES
+
+
+# ---- chains ----
+
+WRITERS = [Maker(1000 + number, 1) for number in range(4)]
+
+
+def store_chains(
+    made: Host, lengths: list[int], seed: int
+) -> dict[tuple[InodeNo, Maker], list[int]]:
+    """Store a block of any chain next, until each has its length; return the drives of each."""
+    store, mixed = made.store, random.Random(seed)
+    directories = [make_directory(made, b"model %d" % number) for number in range(4)]
+    chains = [(directory, writer) for directory in directories for writer in WRITERS]
+    left = {chain: length for chain, length in zip(chains, lengths, strict=True) if length}
+    found: dict[tuple[InodeNo, Maker], list[int]] = {chain: [] for chain in chains}
+    while left:
+        chain = mixed.choice(sorted(left))
+        directory, writer = chain
+        name = b"%d %d" % (writer.tgid, left[chain])
+        opened, _ = store.create(directory, name, FILE, 0, 0, maker=writer)
+        write(store, opened, b"x" * 100)
+        store.close(opened, writer=True)
+        found[chain].append(Numbering(len(made.drives)).drive(opened.ino))
+        left[chain] -= 1
+        if not left[chain]:
+            del left[chain]
+    return found
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=16, max_size=16), seed=st.integers(0, 1 << 30))
+@hypothesis.settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_chain_takes_turns_of_its_own(lengths: list[int], seed: int) -> None:
+    """So that a reader of one finds all drives busy, however many were written at once."""
+    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made:
+        made.start()
+        for drives in store_chains(made, lengths, seed).values():
+            first = drives[0] if drives else 0
+            assert drives == [(first + number) % _DRIVES for number in range(len(drives))]
+
+
+def test_the_turns_of_a_chain_are_by_what_drives_can_hold() -> None:
+    with host(capacity_bytes=32 * MIB, others_bytes=[64 * MIB]) as made:
+        made.start()
+        for drives in store_chains(made, [9] * 16, 5).values():
+            assert Counter(drives) == {0: 3, 1: 6}
+
+
+def test_chains_begin_in_turn(pool: Host) -> None:
+    """One block in each of many directories: they are on all drives."""
+    inos = [
+        put(pool.store, make_directory(pool, b"%d" % number), b"block", b"x") for number in range(9)
+    ]
+    assert by_drive(inos) == dict.fromkeys(range(_DRIVES), 3)
+
+
+def test_only_so_many_chains_are_remembered(pool: Host) -> None:
+    store = pool.store
+    most = 4096
+    for number in range(most + 10):
+        opened, _ = store.create(ROOT_INODE, b"x", FILE, 0, 0, maker=Maker(1 + number, 1))
+        store.close(opened, writer=True)
+        store.unlink(ROOT_INODE, b"x")
+    assert store.chains == most

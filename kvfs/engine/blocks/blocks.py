@@ -83,7 +83,7 @@ class Blocks:
         self._allocator.require_name()
         parent_record = self._namespace.require_free(parent, name)
         require_lease(pool, parent, name, uid, maker)
-        extent = self._allocator.take_extent(parent, roomless=roomless)
+        extent = self._allocator.take_extent(parent, maker, roomless=roomless)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)
         record = record._replace(

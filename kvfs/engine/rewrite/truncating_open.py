@@ -231,7 +231,7 @@ class TruncatingOpens:
             if (value := pool.index.xattr(ino, key)) is not None
         }
         # The OPEN has checked that there is space, or may be soon. The first write asks again.
-        extent = self._allocator.take_extent(record.parent, roomless=True)
+        extent = self._allocator.take_extent(record.parent, maker, roomless=True)
         # Making space for the extent may have evicted *ino* itself.
         held = pool.index.inode(ino) is not None
         now_ns = pool.clock_ns()

@@ -59,6 +59,8 @@ class Looks:
     awaits_users = At(lambda engine: engine.reclaim.awaits_users)
     pinned_bytes = At(lambda engine: engine.pool.rules.pins.pinned_bytes)
     pins = At(lambda engine: engine.pool.rules.pins.rows)
+    #: Of how many chains it is remembered which drive is the next.
+    chains = At(lambda engine: len(engine.pool.open.placement._places))
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
     node_bytes = At(lambda engine: engine.pool.space.accounts.names.by)
