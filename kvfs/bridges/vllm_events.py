@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvfs.bridges.envelope import HASH_MASK
+from kvfs.core.errors import UsageError
 
 MEDIUM: Final = "STORAGE"
 #: ``..._r<rank>/<hhh>/<hh>_g<group>/<hash>.bin``. All workers are in the files of rank 0.
@@ -24,6 +25,10 @@ _NAME: Final = re.compile(
 )
 _DOUBLE: Final = struct.Struct(">Bd")
 _UINT64: Final = struct.Struct(">BQ")
+
+#: For one listener; of more the newest are dropped, as by vLLM.
+HIGH_WATER_MARK: Final = 100_000
+_LINGER_MS: Final = 1000
 
 Value = None | str | int | float | Sequence["Value"] | Mapping[str, "Value"]
 
@@ -65,6 +70,34 @@ def batch_of_event(event: Mapping[str, Any]) -> bytes | None:
         about |= {"type": "BlockRemoved"}
     about |= {"medium": MEDIUM, "group_idx": block.group, "locality": "LOCAL"}
     return _batch(float(event.get("time", 0.0)), about)
+
+
+class EventPublisher:
+    """Sends messages by ZeroMQ as vLLM's ``ZmqEventPublisher`` does: topic, number, message."""
+
+    def __init__(self, endpoint: str, topic: str = "") -> None:
+        """Listen at *endpoint*, as ``tcp://*:5557``. Raises UsageError."""
+        try:
+            import zmq
+        except ImportError:
+            raise UsageError("--publish needs the Python package pyzmq: kvfs[bridges]") from None
+        self._topic, self._number = topic.encode(), 0
+        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.set_hwm(HIGH_WATER_MARK)
+        self._socket.linger = _LINGER_MS
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise UsageError(f"{endpoint}: {error}") from None
+
+    def send(self, message: bytes) -> None:
+        """Send it to all who listen, and wait for none."""
+        self._socket.send_multipart((self._topic, self._number.to_bytes(8, "big"), message))
+        self._number += 1
+
+    def close(self) -> None:
+        """Hang up, once what waits is sent or a second has passed."""
+        self._socket.close()
 
 
 def _batch(time_s: float, event: Mapping[str, Value]) -> bytes:

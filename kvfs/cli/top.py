@@ -10,7 +10,8 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
@@ -230,25 +231,50 @@ def configure_events(subparsers: "Subparsers") -> None:
         default="json",
         help="vllm: messages in msgpack as vLLM sends them, of blocks that its tier fs stored",
     )
+    parser.add_argument(
+        "--publish",
+        metavar="ENDPOINT",
+        help="with --format vllm: by ZeroMQ, as in tcp://*:5557, in place of standard output",
+    )
+    parser.add_argument("--topic", default="", help="of what is published: kv@POD@MODEL for llm-d")
 
 
 def run_events(args: argparse.Namespace) -> int:
     """Print lines until the stream ends."""
     if args.count is not None and args.count < 1:
         raise UsageError("--count must be greater than 0")
+    if args.publish and args.format != "vllm":
+        raise UsageError("--publish needs --format vllm")
     said = _as_vllm if args.format == "vllm" else _as_line
-    left = args.count
-    try:
-        for line in _event_lines(_events_path(args.mountpoint)):
-            if (message := said(line)) is None:
-                continue
-            sys.stdout.buffer.write(message)
-            sys.stdout.buffer.flush()
-            if left is not None and (left := left - 1) == 0:
-                break
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")
+    path, left = _events_path(args.mountpoint), args.count
+    with _sending(args.publish, args.topic) as send:
+        try:
+            for line in _event_lines(path):
+                if (message := said(line)) is None:
+                    continue
+                send(message)
+                if left is not None and (left := left - 1) == 0:
+                    break
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
     return 0
+
+
+@contextmanager
+def _sending(endpoint: str | None, topic: str) -> Iterator[Callable[[bytes], None]]:
+    """Yield what prints a message, or publishes it at *endpoint*. Raises UsageError."""
+    if endpoint is None:
+        yield _printed
+        return
+    from kvfs.bridges.vllm_events import EventPublisher
+
+    with closing(EventPublisher(endpoint, topic)) as publisher:
+        yield publisher.send
+
+
+def _printed(message: bytes) -> None:
+    sys.stdout.buffer.write(message)
+    sys.stdout.buffer.flush()
 
 
 def _as_line(line: str) -> bytes | None:

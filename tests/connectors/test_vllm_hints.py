@@ -5,6 +5,7 @@ are real, and so are the envelope and the mount.
 """
 
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +200,29 @@ def test_vllm_reads_what_events_say_in_its_format(engine: Connector, small: Moun
     assert {one["block_hashes"][0] for one in stored} <= hashes
     assert stored
     assert all(one["medium"] == "STORAGE" and one["group_idx"] == 0 for one in events)
+
+
+def test_events_are_published_as_vllm_publishes_its_own(
+    connectors_python: Path, engine: Connector, small: Mounted
+) -> None:
+    """By the code of the command, where pyzmq is; read by vLLM's own schema in three parts."""
+    starts(engine, small)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    engine.call("subscribe", endpoint=endpoint, topic="kv@")
+    command = [str(connectors_python), "-m", "kvfs.cli.main", "events", str(small.path)]
+    flags = ["--format=vllm", f"--publish={endpoint}", "--topic=kv@host-a@model", "--count=12"]
+    with subprocess.Popen([*command, *flags], cwd=ROOT) as publishing:
+        prompt = FIRST_OF_FLOOD
+        while publishing.poll() is None:
+            asks(engine, prompt, system_tokens=0)
+            prompt += 1
+    assert publishing.returncode == 0
+    got = engine.call("published")
+    assert {topic for topic, _, _ in got} == {"kv@host-a@model"}
+    numbers = [number for _, number, _ in got]
+    assert numbers == list(range(numbers[0], 12))
+    assert {one["type"] for _, _, one in got} <= {"BlockStored", "BlockRemoved"}
 
 
 def test_the_page_shows_the_envelope_of_this_test() -> None:

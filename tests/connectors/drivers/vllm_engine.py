@@ -26,6 +26,7 @@ os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 import msgspec
 import torch
 import vllm_choice  # noqa: F401  (before vllm: it takes or refuses the C module)
+import zmq
 from json_lines import serve
 from patterns import UNTOUCHED, pattern
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -311,6 +312,22 @@ class Engine:
             left = left[end:]
         return found
 
+    def subscribe(self, endpoint: str, topic: str) -> None:
+        """Listen as a router does."""
+        self.subscriber = zmq.Context.instance().socket(zmq.SUB)
+        self.subscriber.subscribe(topic)
+        self.subscriber.connect(endpoint)
+
+    def published(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """What has come: topic, number and event of each message."""
+        found = []
+        with self.subscriber as subscriber:
+            while subscriber.poll(1000):
+                topic, number, message = subscriber.recv_multipart()
+                (event,) = self.read_events(message.hex())
+                found.append((topic.decode(), int.from_bytes(number, "big"), event))
+        return found
+
     def close(self) -> None:
         """Stop both sides, if they were started."""
         if self.worker is not None:
@@ -434,4 +451,4 @@ def caches(block_tokens: int) -> tuple[list[torch.Tensor], KVCacheConfig]:
 
 if __name__ == "__main__":
     verbs = ("read", "open", "ask", "settle", "forget", "hints", "forget_hints", "read_events")
-    serve(Engine(), *verbs, "close")
+    serve(Engine(), *verbs, "subscribe", "published", "close")

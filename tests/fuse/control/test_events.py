@@ -205,6 +205,7 @@ def test_the_verb_says_what_is_wrong(mount: Mounted, tmp_path: Path, kvfs_only: 
     for arguments, error in (
         ((str(tmp_path),), NotMounted),
         ((str(mount.path), "--count=0"), UsageError),
+        ((str(mount.path), "--publish=tcp://*:5557"), UsageError),
     ):
         done = run_kvfs("events", *arguments, check=False)
         assert done.returncode == error.exit_code
