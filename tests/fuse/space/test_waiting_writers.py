@@ -46,8 +46,9 @@ def readers_of_all(directory: Path) -> list[int]:
     for number in range(BLOCKS):
         draft = directory / f"{number}.tmp"
         draft.write_bytes(bytes(MIB))
+        # Before it has its name: by then all others are open, and it would be the next to go.
+        fds.append(os.open(draft, os.O_RDONLY))
         draft.rename(directory / f"{number}")
-        fds.append(os.open(directory / f"{number}", os.O_RDONLY))
     return fds
 
 
