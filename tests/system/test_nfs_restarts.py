@@ -1,5 +1,6 @@
 """The drop-in of docs/nfs.md, with a real systemd and a real NFS-Ganesha: the order of restarts."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from kvfs.machine.mountpoint_guard import unguard
 from tests.support.clients.stepping import until
 from tests.support.machines.own_systemd import OwnSystemd, own_systemd
 from tests.support.mounts.mounting import ROOT, skip_without_mounts, workplace
@@ -77,9 +79,11 @@ def pair() -> Iterator[Pair]:
     """Both run."""
     skip_without_mounts()
     assert (why := why_no_ganesha()) is None, why
-    with workplace() as top, workplace("disk") as place:
+    with workplace() as top, workplace("disk") as place, contextlib.ExitStack() as stack:
         for name in ("pool", "kv", "state"):
             (place / name).mkdir()
+        # The unit mounts with --guard, and the flag outlives it.
+        stack.callback(unguard, str(place / "kv"))
         (place / "ganesha.conf").write_text(CONFIG.format(place=place))
         with own_systemd(top, {"kv.toml": SETTINGS.format(place=place)}) as systemd:
             units = top / "units"
