@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store
+from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store_whole
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
@@ -38,12 +38,6 @@ def hostile() -> Iterator[Caller]:
 def honest() -> Iterator[Caller]:
     with Caller(HONEST, HONEST) as caller:
         yield caller
-
-
-def store_whole(caller: Caller, path: Path) -> None:
-    """Store a block as connectors do."""
-    store(caller, path.with_suffix(".tmp"))
-    caller.os("rename", str(path.with_suffix(".tmp")), str(path))
 
 
 def seen(directory: Path, name: str, blocks: int) -> int:

@@ -13,7 +13,7 @@ from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until
 from tests.support.kernel.calls import refused
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store
+from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store_whole
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
@@ -45,12 +45,6 @@ def hostile() -> Iterator[Caller]:
 def honest() -> Iterator[Caller]:
     with Caller(HONEST, HONEST) as caller:
         yield caller
-
-
-def store_whole(caller: Caller, path: Path) -> None:
-    """Store a block as connectors do."""
-    store(caller, path.with_suffix(".tmp"))
-    caller.os("rename", str(path.with_suffix(".tmp")), str(path))
 
 
 def held_bytes(pool: Mounted, uid: int = HOSTILE) -> int:

@@ -8,7 +8,7 @@ import pytest
 from tests.fuse.conftest import NOBODY
 from tests.support.clients.callers import Caller
 from tests.support.mounts.bounded_pool import BLOCK_BYTES as MIB
-from tests.support.mounts.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store
+from tests.support.mounts.bounded_pool import CAPACITY_BYTES, MANY, bounded_pool, store_whole
 from tests.support.mounts.mounting import CommandFailed, Mounted, run_kvfs
 
 pytestmark = pytest.mark.needs_fuse
@@ -43,9 +43,7 @@ def store_many(caller: Caller, directory: Path, count: int) -> list[Path]:
     """Store *count* blocks of 1 MiB by temporary names; raises OSError if one is refused."""
     blocks = [directory / f"{caller.uid}-{number:03}" for number in range(count)]
     for final in blocks:
-        draft = final.with_suffix(".tmp")
-        store(caller, draft)
-        caller.os("rename", str(draft), str(final))
+        store_whole(caller, final)
     return blocks
 
 

@@ -17,7 +17,7 @@ from tests.support.mounts.bounded_pool import (
     CAPACITY_BYTES,
     CREATE,
     bounded_pool,
-    store,
+    store_whole,
 )
 from tests.support.mounts.mounting import Mounted, run_kvfs
 
@@ -47,11 +47,6 @@ def bound() -> Iterator[Caller]:
 def free() -> Iterator[Caller]:
     with Caller(FREE, FREE) as caller:
         yield caller
-
-
-def store_whole(caller: Caller, path: Path) -> None:
-    store(caller, path.with_suffix(".tmp"))
-    caller.os("rename", str(path.with_suffix(".tmp")), str(path))
 
 
 def told(pool: Mounted, uid: int = BOUND) -> dict[str, Any]:

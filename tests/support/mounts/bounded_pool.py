@@ -42,3 +42,10 @@ def store(caller: Caller, path: Path) -> None:
         assert caller.os("write", fd, os.urandom(BLOCK_BYTES)) == BLOCK_BYTES
     finally:
         caller.os("close", fd)
+
+
+def store_whole(caller: Caller, path: Path) -> None:
+    """Store a block as connectors do; raises OSError if that is refused."""
+    draft = path.with_suffix(".tmp")
+    store(caller, draft)
+    caller.os("rename", str(draft), str(path))
