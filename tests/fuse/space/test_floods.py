@@ -6,14 +6,19 @@ from typing import Final
 
 import pytest
 
-from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store_whole
+from tests.support.mounts.bounded_pool import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    HONEST,
+    HOSTILE,
+    bounded_pool,
+    store_whole,
+)
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 
-HOSTILE, HONEST = NOBODY, OTHER
 FITS: Final = CAPACITY_BYTES // BLOCK_BYTES
 #: What is kept free ahead of writers at most, and has an extent that is ready.
 AHEAD: Final = 12
@@ -26,18 +31,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A pool that everybody may store in."""
     with bounded_pool(request.param) as mounted:
         yield mounted
-
-
-@pytest.fixture
-def hostile() -> Iterator[Caller]:
-    with Caller(HOSTILE, HOSTILE) as caller:
-        yield caller
-
-
-@pytest.fixture
-def honest() -> Iterator[Caller]:
-    with Caller(HONEST, HONEST) as caller:
-        yield caller
 
 
 def seen(directory: Path, name: str, blocks: int) -> int:

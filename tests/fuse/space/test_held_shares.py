@@ -9,23 +9,28 @@ from typing import Final
 
 import pytest
 
-from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until
 from tests.support.kernel.calls import refused
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, CAPACITY_BYTES, bounded_pool, store_whole
+from tests.support.mounts.bounded_pool import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    CREATE,
+    HONEST,
+    HOSTILE,
+    bounded_pool,
+    store_whole,
+)
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.usefixtures("kvfs_only")]
 
-HOSTILE, HONEST = NOBODY, OTHER
 #: Blocks of the honest user: more than an equal part of the pool.
 CACHE: Final = 64
 #: What is kept from the hostile one: an equal part of the pool, less what is kept free in it.
 SEEN_LEAST: Final = CAPACITY_BYTES // BLOCK_BYTES // 2 - 8
 #: More than the pool holds.
 MANY: Final = 122
-CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -33,18 +38,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A pool of 96 MiB that everybody may store in."""
     with bounded_pool(request.param) as mounted:
         yield mounted
-
-
-@pytest.fixture
-def hostile() -> Iterator[Caller]:
-    with Caller(HOSTILE, HOSTILE) as caller:
-        yield caller
-
-
-@pytest.fixture
-def honest() -> Iterator[Caller]:
-    with Caller(HONEST, HONEST) as caller:
-        yield caller
 
 
 def held_bytes(pool: Mounted, uid: int = HOSTILE) -> int:

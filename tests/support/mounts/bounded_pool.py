@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.fuse.conftest import pool_source, require_passthrough
+from tests.fuse.conftest import NOBODY, OTHER, pool_source, require_passthrough
 from tests.support.clients.callers import Caller
 from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
 
@@ -15,6 +15,8 @@ CAPACITY_BYTES: Final = 96 * BLOCK_BYTES
 #: More blocks than the pool holds.
 MANY: Final = 120
 CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+#: One takes what it can get, the other what it wants.
+HOSTILE, HONEST = NOBODY, OTHER
 
 
 @contextlib.contextmanager
