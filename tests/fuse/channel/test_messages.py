@@ -15,8 +15,15 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.fuse.conftest import require_passthrough
+from tests.support.clients.stepping import until
 from tests.support.kernel.calls import opened
-from tests.support.kernel.message_counts import Messages, counted, message_counter, mounted_with
+from tests.support.kernel.message_counts import (
+    Messages,
+    ask_status,
+    counted,
+    message_counter,
+    mounted_with,
+)
 from tests.support.mounts.mounting import Mounted
 
 pytestmark = pytest.mark.needs_fuse
@@ -24,6 +31,8 @@ pytestmark = pytest.mark.needs_fuse
 MIB: Final = 1 << 20
 DATA: Final = os.urandom(MIB)
 ALIGNED: Final = mmap.mmap(-1, MIB)
+#: What a server without any store yet has ready (Forecast).
+READY: Final = 2
 Deed = Callable[[Path], object]
 
 
@@ -274,11 +283,19 @@ def slow(lanes: dict[str, bool]) -> Iterator[Mounted]:
         yield mount
 
 
+def has_ready(mount: Mounted, size_bytes: int) -> bool:
+    """Whether a create finds an extent. One that does not waits, and so leaves the lane."""
+    status = ask_status(mount)
+    ready = status["preallocated_extents"], status["preallocated_bytes"]
+    return ready[0] >= READY and ready[1] >= size_bytes
+
+
 def cost(mount: Mounted, row: Row) -> Messages:
     """Do what *row* says in a new directory and return what it cost."""
     directory = mount.path / row.operation.replace(" ", "-")
     directory.mkdir()
     row.before(directory)
+    until(lambda: has_ready(mount, 0 if row.before is nothing else MIB), "extents are ready")
     os.stat(mount.path)  # the kernel asks about the mkdir's own directory once more
     with counted(mount) as found:
         row.act(directory)
