@@ -51,7 +51,7 @@ endif
 
 # Four workers on two cores: each waits for its server, or a device, half of the time. The tests are
 # sorted already, the longest first (tests/conftest.py).
-PYTEST := $(VENV)/bin/pytest -n 4 --dist loadscope --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m make.second_look $(VENV)/bin/pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) --ignore=tests/connectors $(TESTS)
