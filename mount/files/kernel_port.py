@@ -91,7 +91,9 @@ class KernelPort:
         self.agreed = trio.Event()
         self.store = start(self)
         pool, ids_max = self.store.pool, settings.backing_ids_max
-        self.readers = SharedHandles(pool, handles, ids_max, self.store.blocks.served)
+        self.readers = SharedHandles(
+            *(pool, handles, ids_max, self.store.blocks.served), self.store.namespace.proofs
+        )
         self.held = HeldShares(
             *(pool.space.accounts, handles, pool.rules.leases, pool.space.taken), pool.monotonic_s
         )

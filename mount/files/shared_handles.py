@@ -15,13 +15,15 @@ from kvfs.core.records import inode_key
 from kvfs.core.reuse import NOT_FOLLOWED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
+from kvfs.engine.names.namespace import Proofs
+from kvfs.pool.departures import RecentlyRemoved
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool
 from kvfs.storage.heat import Heat
 from kvfs.storage.index_transaction import RecordCache
 from mount.files.handles import Handle, Handles
-from mount.fuse.wire import OPEN_OUT, Grant
+from mount.fuse.wire import ATTR_OUT_HEAD, OPEN_OUT, Grant
 
 
 class Shared:
@@ -69,6 +71,9 @@ class Known(NamedTuple):
     heat: Heat
     handles: Handles
     loaded: Callable[[int], None]
+    removed: RecentlyRemoved
+    proofs: Proofs
+    attributes_head: bytearray
     not_followed: int = NOT_FOLLOWED
 
 
@@ -78,13 +83,18 @@ class SharedHandles:
     Invariant: if a shared handle has no open, its inode is parked (open_inodes.py).
     """
 
-    def __init__(self, pool: Pool, handles: Handles, most: int, served: Served) -> None:
+    def __init__(
+        self, pool: Pool, handles: Handles, most: int, served: Served, proofs: Proofs
+    ) -> None:
         """Share the handles of at most *most* inodes; *served* counts file servers' opens."""
         self._pool: Final = pool
         self._served: Final = served
         self._handles: Final = handles
         self._most: Final = most
         self._loaded: Final = pool.figures.reuse.loaded
+        self._proofs: Final = proofs
+        #: What begins an answer with attributes that the kernel may keep: for how long.
+        self.attributes_head: Final = bytearray(ATTR_OUT_HEAD.size)
         #: Ids of threads of no file server, and of threads of one: their opens are counted apart.
         self.others: Final = pool.rules.leases.processes.servers.others
         self.servers: Final = pool.rules.leases.processes.servers.servers
@@ -105,6 +115,9 @@ class SharedHandles:
             pool.rules.heat,
             self._handles,
             self._loaded,
+            pool.departures.removed,
+            self._proofs,
+            self.attributes_head,
         )
 
     def enter(self, ino: InodeNo, flags: int, request: int, uid: int) -> Shared | None:

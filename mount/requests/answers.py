@@ -23,7 +23,7 @@ from kvfs.machine.processes import SERVER
 from mount.files.callers import credentials_of, may_empty
 from mount.files.files import Files
 from mount.fuse.channel import Requester
-from mount.fuse.wire import Grant
+from mount.fuse.wire import ATTR_OUT_HEAD, Grant
 from mount.requests.handle_lookups import NAMES, HandleLookups, ListedNames
 
 #: Links are a field of 32 bits in struct fuse_attr, and so are generations for NFS.
@@ -132,7 +132,10 @@ class Answers:
     def apply(self, settings: Settings) -> None:
         """Take the timeouts of *settings*."""
         self._name_kept = _for(settings.entry_timeout_s)
-        self._attributes_kept = _for(settings.attr_timeout_s)
+        self._attributes_kept = kept = _for(settings.attr_timeout_s)
+        ATTR_OUT_HEAD.pack_into(
+            self._files.readers.attributes_head, 0, kept.whole_s, kept.rest_ns, 0
+        )
         self._absence_kept = _for(settings.negative_timeout_s)
         self._looks.apply(kernel_keeps=settings.negative_timeout_s > 0)
 

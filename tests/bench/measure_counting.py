@@ -103,7 +103,7 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
         rounds,
     )
     handles = Handles(os.memfd_create("handles"), OpenShares(Accounts().open_files, 0.5))
-    readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served)
+    readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served, engine.namespace.proofs)
     ino = engine.namespace.lookup(ROOT_INODE, b"1.data")
     handle = handles.open(HandleKind.READER, 0, engine.blocks.open_to_read(ino), NO_BACKING)
     readers.share(handle, Grant(0, NO_BACKING), 0)

@@ -76,7 +76,7 @@ class Namespace:
         self, pool: Pool, allocator: Allocator, promises: Promises, proofs: Proofs
     ) -> None:
         self._pool = pool
-        self._proofs = proofs
+        self.proofs: Final = proofs
         self._allocator = allocator
         self._promises = promises
         self._identities = pool.durable.identities
@@ -105,7 +105,7 @@ class Namespace:
         if ino is not None and ino in pool.damage.inodes:
             pool.damage.miss_name(parent, name, ino, "damaged inode record")
             return None
-        if ino is not None and self._proofs.in_doubt and not self._proofs.prove(ino):
+        if ino is not None and self.proofs.in_doubt and not self.proofs.prove(ino):
             return pool.index.lookup(parent, name)
         return ino
 
@@ -119,8 +119,8 @@ class Namespace:
             opened.require_bytes()
             return opened.gone
         try:
-            if self._proofs.in_doubt:
-                self._proofs.prove(ino)
+            if self.proofs.in_doubt:
+                self.proofs.prove(ino)
             record = self._pool.index.inode(ino)
         except Damaged:
             self._pool.damage.inodes.add(ino)
@@ -139,9 +139,9 @@ class Namespace:
         A cookie is an inode number, so names that come and go do not move the others.
         """
         found = self._children(parent, after)
-        doubted = found if self._proofs.in_doubt else []
+        doubted = found if self.proofs.in_doubt else []
         # Not any(): each of them is to be compared.
-        changed = [ino for ino, _ in doubted if not self._proofs.prove(ino)]
+        changed = [ino for ino, _ in doubted if not self.proofs.prove(ino)]
         return self._children(parent, after) if changed else found
 
     def _children(self, parent: InodeNo, after: InodeNo) -> list[tuple[InodeNo, bytes]]:

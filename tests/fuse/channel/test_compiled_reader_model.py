@@ -18,6 +18,8 @@ from mount.fuse.channel import Requester
 from mount.fuse.compiled_reader import CompiledReader
 from mount.fuse.reader_choice import COMPILED, ReaderChoice, choose_reader
 from mount.fuse.wire import GETXATTR_IN, OPEN_IN, Opcode
+from mount.requests.answers import Answers, Generations
+from mount.requests.fast import FastAnswers
 from tests.support.store.readers_desk import KERNEL_THREAD, Desk
 from tests.support.store.readers_door import Door
 from tests.support.store.stores import host
@@ -31,10 +33,13 @@ FLAGS: Final = [os.O_RDONLY] * 4 + [os.O_DIRECT, os.O_RDWR, os.O_RDWR | os.O_TRU
 #: A name's number, or that of a handle among those that were given out, or more than there are.
 WHICH: Final = integers(0, 7)
 Step = tuple[str, Any, Any]
+#: struct fuse_getattr_in: flags, dummy, fh.
+GETATTR_IN: Final = bytes(16)
 
 STEPS: Final = lists(
     tuples(sampled_from(["open"] * 2), WHICH, tuples(sampled_from(FLAGS), sampled_from(TIDS)))
     | tuples(sampled_from(["close"] * 2), WHICH, sampled_from([0, 0, 0, 0, 1]))
+    | tuples(sampled_from(["getattr"]), WHICH, sampled_from([False, False, True]))
     | tuples(sampled_from(["store", "unlink", "forget", "chmod", "use"]), WHICH, sampled_from([0]))
     | tuples(sampled_from(["burst", "evict", "give_up"]), sampled_from([0]), sampled_from([0]))
     | tuples(sampled_from(["getxattr"]), WHICH, sampled_from([b"security.x", b"user.x"]))
@@ -85,6 +90,26 @@ CHANGED: Final[list[Step]] = [
     *(("close", which, 0) for which in range(4)),
     ("open", 0, OPEN),
 ]
+LOOKS: Final[list[Step]] = [
+    ("getattr", 0, True),
+    ("getattr", 0, False),
+    ("store", 2, 0),
+    ("getattr", 0, True),
+    ("getattr", 2, False),
+    ("chmod", 0, 0),
+    ("getattr", 0, False),
+    ("forget", 0, 0),
+    ("getattr", 0, False),
+    ("getattr", 0, False),
+    ("open", 0, OPEN),
+    ("getattr", 0, False),
+    ("unlink", 0, 0),
+    ("getattr", 7, False),
+    ("close", 0, 0),
+    ("getattr", 1, False),
+    ("unlink", 1, 0),
+    ("getattr", 7, False),
+]
 
 
 class World:
@@ -96,6 +121,11 @@ class World:
         self.unique = self.stored = self.bursts = 0
         self.handles: list[tuple[HandleNo, InodeNo]] = []
         self.used: list[object] = []
+        #: The inode that was looked up last.
+        self.last = ROOT_INODE
+        engine, files = desk.store.engine, desk.files
+        answers = Answers(engine, files, desk.host.settings, Generations(7), desk.removed)
+        self.others = FastAnswers(answers, files).answers()
 
     def do(self, step: Step) -> object:
         """Do one step; return what came of it where no reader has answered."""
@@ -106,13 +136,18 @@ class World:
             return self.close(which, wrong=how)
         if what in {"burst", "evict", "give_up"}:
             return self.change(what)
+        if what == "getattr" and (how or which == 7):
+            return self.getattr(ROOT_INODE if how else self.last)
         name = NAMES[which % len(NAMES)]
         try:
             ino = self.desk.store.lookup(ROOT_INODE, name)
         except NotFound:
             return self.desk.put(name, b"%d" % self.unique) if what == "store" else None
+        self.last = ino
         if what == "open":
             return self.open(ino, *how)
+        if what == "getattr":
+            return self.getattr(ino)
         if what == "getxattr":
             return self.door.ask(Opcode.GETXATTR, self.unique, ino, GETXATTR_IN.pack(0, 0) + how)
         if what == "short":
@@ -126,6 +161,17 @@ class World:
         if what == "use":
             return self.use(ino)
         return self.desk.unlink(name)
+
+    def getattr(self, ino: InodeNo) -> None:
+        """Ask for attributes; whatever a reader answers is what the channel would."""
+        before = len(self.door.replies)
+        if self.door.ask(Opcode.GETATTR, self.unique, ino, GETATTR_IN):
+            return
+        told = self.door.replies.pop()
+        assert len(self.door.replies) == before
+        assert told == self.others[Opcode.GETATTR](self.unique, ino, memoryview(GETATTR_IN))
+        for counts in (self.door.requests, self.door.answered):
+            counts[Opcode.GETATTR] -= 1
 
     def use(self, ino: InodeNo) -> object:
         """Use the extent of a block that is open in this process, as lseek(2) does."""
@@ -224,6 +270,7 @@ seen_here: Final[list[int]] = []
 @example(script=LAST_OF_PROGRAMS)
 @example(script=MORE_THAN_IDS)
 @example(script=CHANGED)
+@example(script=LOOKS)
 @settings(max_examples=40)
 def test_both_readers_do_the_same(script: list[Step]) -> None:
     expected = trace(script, choose_reader(compiled=False))
@@ -238,3 +285,21 @@ def test_opens_and_closes_of_known_readers_need_no_python() -> None:
     assert choice.name == COMPILED
     trace(LOADS, choice)
     assert seen_here == [5]
+
+
+def test_attributes_in_the_cache_need_no_python() -> None:
+    seen_here.clear()
+    trace(LOOKS, choose_reader(compiled=True))
+    assert seen_here == [9]
+
+
+def test_attributes_in_doubt_are_compared_first() -> None:
+    """After a power loss the index may be wrong about an inode that nobody has asked for yet."""
+    with pytest.MonkeyPatch.context() as patch, host() as machine:
+        desk = Desk(machine, patch)
+        door = Door(desk, choose_reader(compiled=True))
+        with contextlib.closing(desk), contextlib.closing(door):
+            ino = desk.put(b"block")
+            assert not door.ask(Opcode.GETATTR, 2, ino, GETATTR_IN)
+            patch.setattr(desk.store.engine.namespace.proofs, "in_doubt", True)
+            assert door.ask(Opcode.GETATTR, 4, ino, GETATTR_IN)

@@ -62,7 +62,9 @@ def answers() -> Answers:
         ),
         blocks=SimpleNamespace(truncating=truncating),
     )
-    files = cast("Any", SimpleNamespace(request=None))
+    files = cast(
+        "Any", SimpleNamespace(request=None, readers=SimpleNamespace(attributes_head=bytearray(16)))
+    )
     unused = cast("Any", None)
     return Answers(cast("Any", store), files, Settings(), Generations(GENERATION), unused)
 

@@ -64,11 +64,21 @@ def test_what_others_must_answer_is_left_whole_in_the_buffer(door: Door) -> None
     assert door.open(3, known, os.O_WRONLY) == whole_bytes
     assert door.release(4, known, fh) == IN_HEADER_BYTES + RELEASE_IN.size, "nobody has it open"
     assert door.release(5, unknown, fh) == IN_HEADER_BYTES + RELEASE_IN.size
-    assert door.ask(Opcode.GETATTR, 6, known, bytes(16)) == IN_HEADER_BYTES + 16
+    assert door.ask(Opcode.SETATTR, 6, known, bytes(88)) == IN_HEADER_BYTES + 88
     assert door.ask(1000, 7, known, bytes(16)) == IN_HEADER_BYTES + 16
     assert not door.replies
     assert not any(door.requests), "who answers counts"
     assert not door.readers(known)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.FORGET, Opcode.BATCH_FORGET])
+def test_what_the_kernel_forgets_is_only_counted(door: Door, opcode: Opcode) -> None:
+    """Nobody waits for it, and no one here counts what the kernel has looked up."""
+    ino = door.desk.put(b"one")
+    assert door.ask(opcode, 1, ino, bytes(8)) == 0
+    assert not door.replies
+    assert door.requests[opcode] == 1
+    assert not any(door.answered)
 
 
 def test_a_request_that_ends_too_early_is_left_to_others(door: Door) -> None:
