@@ -18,8 +18,6 @@ from mount.fuse.channel import Requester
 from mount.fuse.compiled_reader import CompiledReader
 from mount.fuse.reader_choice import COMPILED, ReaderChoice, choose_reader
 from mount.fuse.wire import GETXATTR_IN, OPEN_IN, Opcode
-from mount.requests.answers import Answers, Generations
-from mount.requests.fast import FastAnswers
 from tests.support.store.readers_desk import KERNEL_THREAD, Desk
 from tests.support.store.readers_door import Door
 from tests.support.store.stores import host
@@ -123,9 +121,7 @@ class World:
         self.used: list[object] = []
         #: The inode that was looked up last.
         self.last = ROOT_INODE
-        engine, files = desk.store.engine, desk.files
-        answers = Answers(engine, files, desk.host.settings, Generations(7), desk.removed)
-        self.others = FastAnswers(answers, files).answers()
+        self.others = desk.in_channel()
 
     def do(self, step: Step) -> object:
         """Do one step; return what came of it where no reader has answered."""
@@ -301,5 +297,5 @@ def test_attributes_in_doubt_are_compared_first() -> None:
         with contextlib.closing(desk), contextlib.closing(door):
             ino = desk.put(b"block")
             assert not door.ask(Opcode.GETATTR, 2, ino, GETATTR_IN)
-            patch.setattr(desk.store.engine.namespace.proofs, "in_doubt", True)
+            desk.store.put_in_doubt(patch)
             assert door.ask(Opcode.GETATTR, 4, ino, GETATTR_IN)

@@ -172,6 +172,10 @@ class Faults:
         patch.setattr(policy._shadows, "sample_bits", 0)
         patch.setattr(self.engine.pool.rules.heat, "policy", policy)
 
+    def put_in_doubt(self, patch: pytest.MonkeyPatch) -> None:
+        """Have the index in doubt about inodes, as after a power loss."""
+        patch.setattr(self.engine.namespace.proofs, "in_doubt", True)
+
     def hold_thread(self, patch: pytest.MonkeyPatch) -> None:
         """Let no long job begin: the thread is busy."""
         patch.setattr(self.engine.pool.background, "submit_long", lambda _job: None)

@@ -14,8 +14,10 @@ from mount.files.data_path import PathChoice
 from mount.files.files import Files
 from mount.files.handles import Handles
 from mount.files.kernel_port import KernelPort
-from mount.fuse.channel import Requester
+from mount.fuse.channel import Answer, Requester
 from mount.fuse.wire import Grant
+from mount.requests.answers import Answers, Generations
+from mount.requests.fast import FastAnswers
 from tests.support.kernel.backing_ids import DEVICE_FD, FakeIds
 from tests.support.kernel.present_request import PresentRequest
 from tests.support.store.stores import FILE, Host
@@ -54,6 +56,12 @@ class Desk:
         self.host.stop()
         self.handles._memory.close()
         os.close(self.fd)
+
+    def in_channel(self) -> dict[int, Answer]:
+        """Return what the channel answers with, by opcode."""
+        engine, settings = self.store.engine, self.host.settings
+        answers = Answers(engine, self.files, settings, Generations(0), self.removed)
+        return FastAnswers(answers, self.files).answers()
 
     def put(self, name: bytes, data: bytes = b"bytes") -> InodeNo:
         """Store a block as a connector does, over what is there."""
