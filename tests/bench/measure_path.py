@@ -4,7 +4,8 @@ Run as root: ``python -m tests.bench.measure_path [--json] [--files] [TREE]``. T
 with a ``.venv``; this one by default. ``--files`` lists the calls of one median request, in order.
 A real mount on a loop device serves single requests, one after the other, under a profiler
 (sys.setprofile) that sees each call. A request lasts from the readv(2) that read it to the next
-poll(2); an eviction and a tick last from their function's call to its return. The median of some
+poll(2); an eviction and a tick last from their function's call to its return. The reader is the
+one in Python, because the compiled one makes neither call that a profiler sees. The median of some
 rounds is told. The kernel, libfuse, trio and lmdb are not counted.
 """
 
@@ -42,12 +43,15 @@ SHOWN: Final = {
 }
 #: Profiles the server's thread, and writes each request, eviction and tick as a list of its calls.
 PROGRAM: Final = f"""
-import json, os, sys, threading
+import contextlib, json, os, sys, threading
 import kvfs.cli.main, mount.serve
 from mount.fuse.wire import Opcode
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.store import Store
 tree, written, run = sys.argv.pop(1) + "/", sys.argv.pop(1), mount.serve.run
+with contextlib.suppress(ImportError):  # an older TREE has no other
+    from mount.fuse.reader_choice import PYTHON, choose_reader
+    choose_reader.__kwdefaults__["found"] = PYTHON
 due = getattr(Store, "run_due", None) or getattr(Store, "tick")  # its name in an older TREE
 ROOTS = {{Reclaim._execute.__code__: "eviction", due.__code__: "tick"}}
 found, path, state = [], [], {{"label": "", "inside": [], "wrote": False}}
