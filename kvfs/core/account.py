@@ -235,16 +235,17 @@ class StoredLately:
             most[tenant] = max(most.get(tenant, 0.0), stored)
         self._most = {tenant: each for tenant, each in most.items() if each > _NOTHING_BYTES}
 
-    def bound_bytes(self, uid: int, whole_bytes: int, spare_bytes: int) -> int | None:
-        """Return how much of *whole_bytes* the tenant of *uid* may keep from eviction.
+    def unheld_bytes(self, uid: int, whole_bytes: int, held: Taken) -> int | None:
+        """Return what others than the tenant of *uid* could lose if it kept more from eviction.
 
-        That is an equal part, and what others have not stored lately of their own equal parts. But
-        *spare_bytes* are left to who has stored less. None if nobody else has stored anything.
+        That is what each has stored lately, up to an equal part of *whole_bytes*, and does not
+        keep itself by what it has *held*. None if nobody else has stored anything.
         """
         own = self._stored.tenants[uid]
-        others = [most for tenant, most in self._most.items() if tenant != own]
+        others = {tenant: most for tenant, most in self._most.items() if tenant != own}
         if not others:
             return None
         part_bytes = whole_bytes // (1 + len(others))
-        theirs_bytes = sum(min(int(most), part_bytes) for most in others)
-        return max(part_bytes, whole_bytes - max(theirs_bytes, spare_bytes))
+        return sum(
+            max(0, min(int(most), part_bytes) - held.by(tenant)) for tenant, most in others.items()
+        )

@@ -15,7 +15,8 @@ class Owners(NamedTuple):
 
     #: The slot of the tenant of each block; later rows are of slot 0.
     slot: NDArray[np.uint16]
-    #: Allocated bytes of each slot's blocks, whether they may go or not.
+    #: Allocated bytes of each slot's blocks, whether they may go or not; but not of those that
+    #: another tenant keeps.
     stored_bytes: NDArray[np.int64]
     #: Bytes of each slot's blocks that went, since the server started.
     gone_bytes: NDArray[np.int64]

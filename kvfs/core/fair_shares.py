@@ -189,7 +189,8 @@ class ByShare:
         return found
 
     def _ratio(self, slot: int) -> float:
-        return (self._stored[slot] - self._going.get(slot, 0)) / self._weight[slot]
+        # What went meanwhile may have been lent (heat_tenants.py).
+        return max(0, self._stored[slot] - self._going.get(slot, 0)) / self._weight[slot]
 
     def _is_older(self, known: KnownBlocks, slot: int) -> bool:
         """Whether the next one of the idle is at least as cold as that of *slot*."""
@@ -268,7 +269,8 @@ def plan_of(
     of_rows = slots[rows]
     counts = np.bincount(of_rows, minlength=len(owners.weight))
     has_share = _not_idle(owners, columns, slots)
-    ratios = np.where(has_share & (counts > 0), owners.stored_then_bytes / owners.weight, -1.0)
+    stored_bytes = np.maximum(owners.stored_then_bytes, 0)
+    ratios = np.where(has_share & (counts > 0), stored_bytes / owners.weight, -1.0)
     first = [int(slot) for slot in np.argsort(-ratios)[:TENANTS_MAX] if ratios[slot] >= 0.0]
     queues = {slot: named(rows[of_rows == slot]) for slot in first}
     is_without = ratios >= 0.0

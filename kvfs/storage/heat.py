@@ -8,6 +8,7 @@ wall clock, so that blocks found by a scan get a stamp of the past.
 
 import logging
 from array import array
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.age_clock import HeatMarks
-from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, copy_rows, grown, saved_s, zero_rows
+from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, grown, saved_s, sound_rows, zero_rows
 from kvfs.storage.heat_hints import ALWAYS_S, HeatHints, Told
 from kvfs.storage.heat_tenants import HeatTenants
 from kvfs.storage.row_table import RowTable
@@ -85,7 +86,7 @@ class Heat:
         saved, found_s = (None, 0) if read_only else self._read()
         found = None if saved is None else saved.rows
         self._table = RowTable()
-        self._take(zero_rows(_ROWS_MIN) if found is None else _sound(found))
+        self._take(zero_rows(_ROWS_MIN) if found is None else sound_rows(found, _ROWS_MIN))
         newest = int(self._rows.touched.max()) >> BURST_BITS
         #: Blocks used after HEAT was saved are warmer than all in it.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
@@ -155,6 +156,12 @@ class Heat:
         """Give *tenant* the weight that it is entitled to now."""
         if self._tenants is not None:
             self._tenants.weigh(tenant)
+
+    def lend(self, kept: Mapping[InodeNo, Collection[TenantId]]) -> None:
+        """Note which blocks are *kept* from eviction now, and by whom, beside their tenants."""
+        if self._tenants is not None:
+            rows = [(self._table.find(ino), holders) for ino, holders in kept.items()]
+            self._tenants.lend((row, self._allocated[row], by) for row, by in rows if row)
 
     @property
     def is_shared(self) -> bool:
@@ -423,16 +430,3 @@ class Heat:
         self._view(grown(self._rows, count + count // 2))
         fresh = np.arange(count, count + count // 2, dtype=np.uint32)
         self._free.frombytes(fresh[::-1].tobytes())
-
-
-def _sound(found: HeatRows) -> HeatRows:
-    """Return *found* with spare rows, without duplicates of rows that moved during the save.
-
-    A row whose block was removed during the save counts as empty.
-    """
-    inos, first = np.unique(found.ino, return_index=True)
-    first = first[inos != 0]
-    rows = zero_rows(max(_ROWS_MIN, len(first) + len(first) // 2 + 1))
-    copy_rows(rows, 1, found, first)
-    np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)
-    return rows

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.checksum import CRC, crc32c
+from kvfs.core.eviction_policy import Rank
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.storage.age_clock import MARKS_MAX, Mark
 from kvfs.storage.replaced_file import replaced_file
@@ -221,3 +222,17 @@ def _pieces(rows: HeatRows, used: NDArray[np.intp], marks: Sequence[Mark]) -> It
 def saved_s(pool_fd: int, syscalls: Syscalls) -> int:
     """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
     return int(syscalls.stat(HEAT, dir_fd=pool_fd, follow_symlinks=False).st_mtime)
+
+
+def sound_rows(found: HeatRows, least: int) -> HeatRows:
+    """Return *found* with spare rows, at *least* so many, and without duplicates.
+
+    A row that moved during the save may be there twice. One whose block was removed meanwhile
+    counts as empty.
+    """
+    inos, first = np.unique(found.ino, return_index=True)
+    first = first[inos != 0]
+    rows = zero_rows(max(least, len(first) + len(first) // 2 + 1))
+    copy_rows(rows, 1, found, first)
+    np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)
+    return rows

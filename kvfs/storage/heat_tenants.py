@@ -4,6 +4,7 @@ There are none before a second tenant has a block. A tenant has a slot, a number
 takes 2 bytes. Slots are bounded: tenants beyond that share one, and are one to eviction.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,8 @@ class HeatTenants:
         self._tenants = [first]
         self._rows = np.zeros(0, np.uint16)
         self._stored_bytes = np.zeros(SLOTS_MAX, np.int64)
+        #: What other tenants keep from eviction counts for them; it is not in ``_stored_bytes``.
+        self._lent = dict[int, int]()
         self._gone_bytes = np.zeros(SLOTS_MAX, np.int64)
         self._weight = np.ones(SLOTS_MAX, np.float64)
         # A memoryview is faster where one number is meant.
@@ -62,6 +65,21 @@ class HeatTenants:
         if (slot := self.slots.get(tenant)) is not None:
             self._weight[slot] = self._entitlements.of(tenant).weight
 
+    def lend(self, kept: Iterable[tuple[int, int, Collection[TenantId]]]) -> None:
+        """Note who keeps which blocks from eviction now: rows, bytes and tenants of each.
+
+        A block counts for its own tenant only while no other one keeps it.
+        """
+        for slot, size_bytes in self._lent.items():
+            self._stored[slot] += size_bytes
+        self._lent.clear()
+        for row, size_bytes, holders in kept:
+            slot = self._slot_at(row)
+            if any(self.slots.get(holder, SLOTS_MAX - 1) != slot for holder in holders):
+                self._lent[slot] = self._lent.get(slot, 0) + size_bytes
+        for slot, size_bytes in self._lent.items():
+            self._stored[slot] -= size_bytes
+
     def columns(self, idle_stamp: int) -> Owners:
         """Return the columns for a scan; *idle_stamp* as there."""
         return Owners(
@@ -83,7 +101,9 @@ class HeatTenants:
         if slot < SLOTS_MAX - 1:
             self._tenants.append(tenant)
         else:
-            unused = np.flatnonzero(self._stored_bytes[: SLOTS_MAX - 1] == 0)
+            free = self._stored_bytes[: SLOTS_MAX - 1] == 0
+            free[list(self._lent)] = False
+            unused = np.flatnonzero(free)
             if not len(unused):
                 return SLOTS_MAX - 1
             slot = int(unused[0])

@@ -2,8 +2,9 @@
 
 A draft, a block that somebody has open or mapped, an old version that is still read and one without
 a name all keep their bytes, as leases, slabs and pins do. They count for who holds them: a reader
-of another's block holds it on its own account. Up to a share, what others do not store may
-be held; beyond it a tenant would take what others below their share have stored, or could store.
+of another's block holds it on its own account. What others neither hold nor have stored up to their
+share may be held; beyond it a tenant would take what others below their share have stored, or could
+store.
 Leases and pins have bounds of their own: nobody is refused for them who has little open.
 
 Only a pool that is nearly full has a bound, since before that nobody loses anything by it.
@@ -14,20 +15,26 @@ from typing import Final
 
 from kvfs.core.account import ROOT, Accounts, StoredLately, Taken, TenantId
 from kvfs.core.errors import OverShare, TooManyOpen
+from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import HELD
+from kvfs.core.types import InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.space.whole_space import SpaceFigures
+from kvfs.storage.heat import Heat
 from mount.files.handles import Handle, Handles
 
 #: About what a look takes for each handle. So many times as long there is no other look; and for
 #: a tenant that holds more than this part of what it may.
-_LOOK_S: Final = 1e-6
+_LOOK_S: Final = 2e-6
 _REST: Final = 64
 _NEAR_REST: Final = 8
 _NEAR: Final = 3 / 4
-#: A pool that has more free than this share is not full: eviction keeps less free (headroom.py).
-_FULL_SHARE: Final = 1 / 16
+#: This share of the pool nobody gets by holding more: those who have little open share it.
+_SPARE_SHARE: Final = 1 / 16
+#: A pool with more than this share free is not full. Eviction frees less at a time, or who holds
+#: too much would get what it has just freed.
+_FULL_SHARE: Final = 1 / 4
 
 
 class HeldShares:
@@ -38,6 +45,7 @@ class HeldShares:
         accounts: Accounts,
         handles: Handles,
         leases: Leases,
+        heat: Heat,
         space: SpaceFigures,
         monotonic_s: Callable[[], float],
     ) -> None:
@@ -47,6 +55,7 @@ class HeldShares:
         self._lately: Final = StoredLately(accounts.stored)
         self._handles: Final = handles
         self._leases: Final = leases
+        self._heat: Final = heat
         self._space: Final = space
         self._monotonic_s: Final = monotonic_s
         #: When the last look began, and about how long it took.
@@ -56,32 +65,75 @@ class HeldShares:
         self._near: set[TenantId] = set()
         #: Who keeps as much from eviction as its quota, without what it only reads.
         self._over_quota: set[TenantId] = set()
+        #: What nobody can have now, each block once, whoever and how many keep it; and what each
+        #: tenant keeps by open files.
+        self._kept_bytes = 0
+        self._by_files: Final = Taken(accounts.tenants)
         #: How often somebody was refused.
         self.refused = 0
 
-    def require(self, uid: int, *, reads: bool = False) -> None:
-        """Raise OverShare if the tenant of *uid* holds its share; TooManyOpen if it *reads*."""
-        if not self._is_over(uid) and (reads or not self._is_over_quota(uid)):
+    def require(self, uid: int, size_bytes: int = 0, *, reads: bool = False) -> None:
+        """Raise OverShare if the tenant of *uid* holds its share, or would with *size_bytes* more.
+
+        Raise TooManyOpen if it *reads*.
+        """
+        over = self._is_over(uid) or (size_bytes > 0 and self._would_be_over(uid, size_bytes))
+        if not over and (reads or not self._is_over_quota(uid)):
+            self._kept_bytes += size_bytes
             return
         self.refused += 1
         told = f"uid {uid} holds {self._accounts.held.by(uid)} bytes, more than its share"
         raise TooManyOpen(told) if reads else OverShare(told)
 
-    def require_growth(self, handle: Handle) -> None:
-        """Raise OverShare if who holds *handle* may keep nothing more from eviction."""
+    def require_growth(self, handle: Handle, size_bytes: int = 0) -> None:
+        """Raise OverShare if who holds *handle* may not keep *size_bytes* more from eviction.
+
+        0 for a few: it is enough that somebody who has too much gets no more of them.
+        """
         if handle.holder >= 0:
-            self.require(handle.holder)
+            self.require(handle.holder, size_bytes)
 
     @property
     def _is_full(self) -> bool:
-        space = self._space
-        return space.unclaimed_bytes <= space.usable_bytes * _FULL_SHARE
+        return self._free_bytes <= 0
 
     def _is_over_quota(self, uid: int) -> bool:
         if not self._quotas_bytes or (tenant := self._tenants[uid]) not in self._quotas_bytes:
             return False
         self._look_after(_NEAR_REST)
         return tenant in self._over_quota
+
+    def _would_be_over(self, uid: int, size_bytes: int) -> bool:
+        """Whether the tenant of *uid* would hold too much with *size_bytes* more."""
+        if uid == ROOT or self._free_bytes > size_bytes:
+            return False
+        self._look_after(_NEAR_REST)
+        left_bytes = self._left_bytes(self._tenants[uid])
+        if left_bytes is None or left_bytes >= size_bytes:
+            return False
+        return self._by_files.by(uid) + size_bytes >= self._few_bytes
+
+    def _left_bytes(self, tenant: TenantId) -> int | None:
+        """Return how much more *tenant* may hold; None: whatever it can get."""
+        whole_bytes = self._space.usable_bytes
+        unheld_bytes = self._lately.unheld_bytes(tenant, whole_bytes, self._accounts.held)
+        if unheld_bytes is None:
+            return None
+        return whole_bytes - self._kept_bytes - unheld_bytes - self._spare_bytes
+
+    @property
+    def _few_bytes(self) -> int:
+        """How much each may have open whatever others hold: together they have a part spared."""
+        return self._spare_bytes // max(1, len(self._by_files.rows()))
+
+    @property
+    def _spare_bytes(self) -> int:
+        return int(self._space.usable_bytes * _SPARE_SHARE)
+
+    @property
+    def _free_bytes(self) -> int:
+        """How much may be taken before the pool counts as full."""
+        return self._space.unclaimed_bytes - int(self._space.usable_bytes * _FULL_SHARE)
 
     def _is_over(self, uid: int) -> bool:
         if uid == ROOT or not self._is_full:
@@ -115,26 +167,34 @@ class HeldShares:
         """Count anew who holds what."""
         self._looked_s = self._monotonic_s()
         accounts, tenants, leases = self._accounts, self._tenants, self._leases
-        held, by_files, stays = accounts.held, Taken(tenants), Taken(tenants)
+        held, by_files, stays = accounts.held, self._by_files, Taken(tenants)
         held.begin_anew()
+        by_files.begin_anew()
         for kept in (accounts.leased, accounts.slabs, accounts.pinned):
             for tenant, kept_bytes in kept.rows().items():
                 held.count(tenant, kept_bytes)
                 stays.count(tenant, kept_bytes)
-        seen = set[tuple[int, int]]()
+        pinned_bytes = self._heat.held_bytes[Rank.KEPT]
+        self._kept_bytes = accounts.leased.total + accounts.slabs.total + pinned_bytes
+        self._kept_bytes += accounts.names.total
+        holders = dict[InodeNo, set[TenantId]]()
         for handle in self._handles.held():
-            opened = handle.opened
-            key = (tenants[handle.holder], opened.ino)
-            if key not in seen and leases.state_of(opened.ino) not in HELD:
-                seen.add(key)
+            opened, tenant = handle.opened, tenants[handle.holder]
+            if leases.state_of(opened.ino) in HELD:
+                continue
+            others = holders.setdefault(opened.ino, set())
+            if not others and self._heat.held_as(opened.ino, Rank.KEPT) is None:
+                self._kept_bytes += opened.allocated_bytes
+            if tenant not in others:
+                others.add(tenant)
                 held.count(handle.holder, opened.allocated_bytes)
                 by_files.count(handle.holder, opened.allocated_bytes)
                 if opened.writers:
                     stays.count(handle.holder, opened.allocated_bytes)
+        self._heat.lend(holders)
         self._lately.remember(self._looked_s)
-        self._took_s = _LOOK_S * len(seen)
-        whole_bytes = self._space.usable_bytes
-        spare_bytes = int(whole_bytes * _FULL_SHARE)
+        self._took_s = _LOOK_S * len(holders)
+        few_bytes = self._few_bytes
         self._over, self._near = set(), set()
         self._over_quota = {
             tenant
@@ -142,8 +202,8 @@ class HeldShares:
             if stays.by(tenant) >= quota_bytes
         }
         for tenant, held_bytes in held.rows().items():
-            bound_bytes = self._lately.bound_bytes(tenant, whole_bytes, spare_bytes)
-            if bound_bytes is not None and held_bytes >= _NEAR * bound_bytes:
+            left_bytes = self._left_bytes(tenant)
+            if left_bytes is not None and held_bytes >= _NEAR * (held_bytes + left_bytes):
                 self._near.add(tenant)
-                if held_bytes >= bound_bytes and by_files.by(tenant) >= spare_bytes:
+                if left_bytes <= 0 and by_files.by(tenant) >= few_bytes:
                     self._over.add(tenant)

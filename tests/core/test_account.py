@@ -124,34 +124,41 @@ def lately(*stored: tuple[int, int]) -> StoredLately:
 
 
 @pytest.mark.parametrize(
-    ("stored", "bound"),
+    ("stored", "held", "left_to_them"),
     [
-        ((), None),
-        (((ALICE, 900),), None),
-        (((100_000, 900),), None),
-        (((BOB, 300),), 700),
-        (((BOB, 900),), 500),
-        (((BOB, 1),), 940),
-        (((ALICE, 900), (BOB, 300)), 700),
-        (((BOB, 900), (0, 900)), 334),
-        (((BOB, 100), (0, 900)), 567),
+        ((), (), None),
+        (((ALICE, 900),), (), None),
+        (((100_000, 900),), (), None),
+        (((BOB, 300),), (), 300),
+        (((BOB, 900),), (), 500),
+        (((BOB, 1),), (), 1),
+        (((ALICE, 900), (BOB, 300)), (), 300),
+        (((BOB, 900), (0, 900)), (), 666),
+        (((BOB, 100), (0, 900)), (), 433),
+        (((BOB, 300),), ((BOB, 100),), 200),
+        (((BOB, 300),), ((BOB, 400),), 0),
+        (((BOB, 300),), ((ALICE, 100),), 300),
+        (((BOB, 100), (0, 900)), ((BOB, 90), (0, 900)), 10),
     ],
 )
-def test_who_may_hold_how_much_of_1000(
-    stored: tuple[tuple[int, int], ...], bound: int | None
+def test_what_others_could_lose_of_1000(
+    stored: tuple[tuple[int, int], ...], held: tuple[tuple[int, int], ...], left_to_them: int | None
 ) -> None:
-    """An equal part, and what others have not stored of theirs, but for 60."""
-    told = lately(*stored).bound_bytes(ALICE, 1000 * MIB, 60 * MIB)
-    assert told == bound if told is None else round(told / MIB) in (bound, (bound or 0) - 1)
+    """What they have stored, up to an equal part, and do not hold."""
+    holds = Taken(tenants())
+    for uid, size_bytes in held:
+        holds.count(uid, size_bytes * MIB)
+    told = lately(*stored).unheld_bytes(ALICE, 1000 * MIB, holds)
+    assert (told if told is None else told // MIB) == left_to_them
 
 
 def test_what_was_stored_and_evicted_is_forgotten_by_and_by() -> None:
-    made = lately((BOB, 400))
-    bounds = []
+    made, nothing = lately((BOB, 400)), Taken(tenants())
+    left = []
     for now_s in (0.0, 600.0, 1200.0, 36_000.0):
         made.remember(now_s)
-        bounds.append(made.bound_bytes(ALICE, 1000 * MIB, 60 * MIB))
-    assert bounds == [600 * MIB, 800 * MIB, 900 * MIB, None]
+        left.append(made.unheld_bytes(ALICE, 1000 * MIB, nothing))
+    assert left == [400 * MIB, 200 * MIB, 100 * MIB, None]
 
 
 def test_a_crowd_of_uids_costs_bounded_memory() -> None:

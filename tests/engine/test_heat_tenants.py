@@ -150,3 +150,45 @@ def test_sums_agree_with_the_rows_whatever_comes_and_goes(
         if heat.columns().owners is not None:
             assert sum(stored(heat)) == sum(heat.held_bytes)
     os.close(fd)
+
+
+def shares(heat: Heat) -> list[int]:
+    """Return what counts of each slot."""
+    owners = heat.columns().owners
+    assert owners is not None
+    return [int(each) // MIB for each in owners.stored_bytes[:3]]
+
+
+def test_a_block_that_another_keeps_does_not_count_for_its_tenant(heat: Heat) -> None:
+    """Its own reads change nothing, nor do blocks that are gone."""
+    store(heat, ALICE, 20, 21, 22)
+    store(heat, BOB, 50, 51)
+    heat.lend({InodeNo(20): {BOB}, InodeNo(21): {ALICE, CAROL}, InodeNo(22): {ALICE}})
+    assert shares(heat) == [1, 2, 0]
+    heat.lend({InodeNo(21): {BOB}, InodeNo(50): {BOB}, InodeNo(99): {BOB}})
+    assert shares(heat) == [2, 2, 0]
+    heat.lend({})
+    assert shares(heat) == [3, 2, 0]
+
+
+def test_what_is_lent_and_goes_leaves_the_sums_right(heat: Heat) -> None:
+    """Between two looks, with the same slot."""
+    store(heat, ALICE, 20)
+    store(heat, BOB, 50, 51)
+    heat.lend({InodeNo(50): {ALICE}, InodeNo(51): {ALICE}})
+    heat.drop(InodeNo(50))
+    assert shares(heat) == [1, -1, 0]
+    heat.lend({})
+    assert shares(heat) == [1, 1, 0]
+
+
+def test_a_slot_all_of_which_is_lent_is_not_free(heat: Heat) -> None:
+    store(heat, ALICE, 20)
+    store(heat, BOB, 50)
+    heat.lend({InodeNo(50): {ALICE}})
+    for number in range(SLOTS_MAX):
+        store(heat, TenantId(5000 + number), 100 + number)
+    heat.lend({})
+    slot = heat.slot_of(BOB)
+    assert slot is not None
+    assert heat.slot_of(BOB) not in {heat.slot_of(TenantId(5000 + n)) for n in range(SLOTS_MAX)}
