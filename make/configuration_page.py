@@ -261,8 +261,9 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "if ranges of the host are no users of their own, such as those that pods get",
         ),
         "tenants": Words(
-            "what users may store, by name or uid ([tenants.md](tenants.md)): `quota`, a size, and "
-            "`weight`, their part of the pool beside others'",
+            "what users may store, by name or uid, and directories such as `/team-a` "
+            "([tenants.md](tenants.md)): `quota`, a size, and `weight`, their part of the pool "
+            "beside others'",
             "if one is to have more than others, or never more than so much",
         ),
         "tenant_idle_s": Words(

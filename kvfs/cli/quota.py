@@ -12,8 +12,8 @@ from kvfs.cli.arguments import locate
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, table_lines
 from kvfs.client.servers import status_of
-from kvfs.core.account import NO_ENTITLEMENT
-from kvfs.core.entitlements import NO_QUOTA, Said, attribute, with_said
+from kvfs.core.directory_policy import TENANT
+from kvfs.core.entitlements import IS_TENANT, NO_QUOTA, Said, attribute, check_said
 from kvfs.core.errors import InvalidRequest, NotRoot, UsageError
 from kvfs.core.sizes import format_size
 
@@ -36,14 +36,18 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Show what each tenant of the mount at PATH stores, keeps from eviction, and "
         "may store: its quota, its weight\nbeside others', and the share that others must leave it "
-        "in a full pool. With --user, set --quota or --weight of one:\nonly root may, it holds at "
-        "once and after restarts, and goes over the settings file. A tenant is a user with the "
-        "uids\nthat /etc/subuid lends it.",
+        "in a full pool. With --user or --directory, set --quota or\n--weight of one: only root "
+        "may, it holds at once and after restarts, and goes over the settings file. A tenant is a\n"
+        "user with the uids that /etc/subuid lends it, or a directory at the top of the mount.",
         example="kvfs quota /kv\n  kvfs quota /kv --user alice --quota 500G --weight 3\n  "
-        "kvfs quota /kv --user alice --quota none --weight default",
+        "kvfs quota /kv --user alice --quota none --weight default\n  "
+        "kvfs quota /kv --directory team-a --quota 2T",
     )
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--user", metavar="USER", help="name or uid")
+    parser.add_argument(
+        "--directory", metavar="NAME", help="at the top of the mount; it becomes a tenant"
+    )
     parser.add_argument(
         "--quota", metavar="SIZE", help="e.g. 500G; none; default: what the settings file says"
     )
@@ -57,10 +61,13 @@ def run(args: argparse.Namespace) -> int:
     """Set what is to be set, and print the tenants."""
     mountpoint = locate([args.path]).mountpoint
     wanted = {key: value for key in ("quota", "weight") if (value := getattr(args, key))}
-    if (args.user is None) != (not wanted):
-        raise UsageError("--user goes with --quota or --weight")
-    if wanted:
-        _set(mountpoint, _uid_of(args.user), wanted)
+    named = [each for each in (args.user, args.directory) if each is not None]
+    if len(named) != bool(wanted):
+        raise UsageError("--user or --directory goes with --quota or --weight")
+    if args.user is not None:
+        _set(mountpoint, _values(_uid_of(args.user), wanted))
+    elif args.directory is not None:
+        _set(_directory_of(mountpoint, args.directory), _values(None, wanted))
     tenants = status_of(mountpoint)["tenants"]
     if args.json:
         print(json.dumps({"mountpoint": mountpoint, "tenants": tenants}, indent=2))
@@ -72,32 +79,49 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _set(mountpoint: str, uid: int, wanted: Mapping[str, str]) -> None:
-    """Set the attributes for what is *wanted*; none if one of them is no value."""
-    values: dict[bytes, bytes | None] = {}
+def _values(uid: int | None, wanted: Mapping[str, str]) -> dict[bytes, bytes | None]:
+    """Return the attributes for what is *wanted*, None: to be removed. Raises UsageError.
+
+    Without a *uid* they are those of a directory, which becomes a tenant.
+    """
+    values: dict[bytes, bytes | None] = {} if uid is not None else {TENANT: IS_TENANT}
     for key, text in wanted.items():
         said, value = Said(uid, key), None if text == _AS_SET else text.encode()
         try:
-            with_said(NO_ENTITLEMENT, NO_ENTITLEMENT, key, value)
+            check_said(said, value)
         except InvalidRequest as error:
             raise UsageError(f"--{error}") from None
         values[attribute(said)] = value
+    return values
+
+
+def _set(directory: str, values: Mapping[bytes, bytes | None]) -> None:
+    """Give *directory* these attributes."""
     try:
         for name, value in values.items():
             if value is not None:
-                os.setxattr(mountpoint, name, value)
-            elif _is_set(mountpoint, name):
-                os.removexattr(mountpoint, name)
+                os.setxattr(directory, name, value)
+            elif _is_set(directory, name):
+                os.removexattr(directory, name)
     except PermissionError:
         raise NotRoot("only root gives out quotas and weights") from None
 
 
-def _is_set(mountpoint: str, name: bytes) -> bool:
+def _is_set(directory: str, name: bytes) -> bool:
     try:
-        os.getxattr(mountpoint, name)
+        os.getxattr(directory, name)
     except OSError:
         return False
     return True
+
+
+def _directory_of(mountpoint: str, name: str) -> str:
+    """Return the path of directory *name* at the top of the mount. Raises UsageError."""
+    path = os.path.join(mountpoint, name.strip("/"))
+    is_top = os.path.dirname(path) == mountpoint and os.path.basename(path) not in (".", "..")
+    if not is_top or os.path.islink(path) or not os.path.isdir(path):
+        raise UsageError(f"--directory: {name!r} is no directory at the top of {mountpoint}")
+    return path
 
 
 def _uid_of(user: str) -> int:
@@ -111,10 +135,10 @@ def _uid_of(user: str) -> int:
 
 
 def _rows(tenants: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    for uid, row in tenants.items():
+    for tenant, row in tenants.items():
         quota_bytes = row["quota_bytes"]
         yield (
-            _name_of(int(uid)),
+            tenant if tenant.startswith("/") else _name_of(int(tenant)),
             format_size(row["stored_bytes"]),
             format_size(row["held_bytes"]),
             NO_QUOTA.decode() if quota_bytes is None else format_size(quota_bytes),

@@ -53,7 +53,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "hints": "hints",
         "together": "units (evict=together)",
         "held_by": "held by models",
-        "tenants": "tenants, by uid",
+        "tenants": "tenants, by uid or directory",
         "held_refused": "refused: a tenant held its share",
         "open_bytes": "open",
         "old_version_bytes": "old versions that are read",

@@ -2,7 +2,8 @@
 
 A tenant is a user, with the ids that /etc/subuid lends that user: whoever may use a range of ids
 could otherwise be as many tenants as it has numbers. A range that belongs to root, or to a user
-without a number here, is a tenant of its own.
+without a number here, is a tenant of its own. So is a directory at the top of the mount that the
+settings or an attribute name (entitlements.py): what lies below it is nobody else's.
 """
 
 from bisect import bisect_right
@@ -10,17 +11,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NewType
 
-#: The tenant's uid, or the first number of its range.
+from kvfs.core.types import InodeNo
+
+#: The tenant's uid, or the first number of its range; of a directory a number that no uid is.
 TenantId = NewType("TenantId", int)
 ROOT: Final = TenantId(0)
 #: (uid_t)-1 is no user (chown(2)); no number of a user is higher.
 _UID_END: Final = (1 << 32) - 1
+_DIRECTORIES: Final = 1 << 32
 #: Uids whose tenant is remembered: a range may have millions.
 _UIDS_MAX: Final = 4096
 #: Half of what a tenant has stored once, and no longer, is forgotten in this time; and all of it
 #: once it is less than a tenant has that only tries whether it may store.
 _FORGOTTEN_S: Final = 600.0
 _NOTHING_BYTES: Final = 64 << 10
+
+
+def tenant_of_directory(ino: InodeNo) -> TenantId:
+    """Return the tenant that directory *ino* is."""
+    return TenantId(_DIRECTORIES + ino)
+
+
+def is_directory(tenant: TenantId) -> bool:
+    """Whether *tenant* is a directory, and no user."""
+    return tenant >= _DIRECTORIES
 
 
 class UidRange(NamedTuple):
@@ -126,7 +140,7 @@ class Entitlements:
 
         Who has used none of its blocks for *idle_s* has no share (fair_shares.py); 0: always has.
         """
-        self._configured: Final = configured
+        self._configured: Final = dict(configured)
         self._of: Final = dict(configured)
         self.idle_s: Final = idle_s
         #: How many bytes each tenant that has a quota may store.
@@ -141,6 +155,16 @@ class Entitlements:
             self.quotas_bytes.pop(tenant, None)
         else:
             self.quotas_bytes[tenant] = entitled.quota_bytes
+
+    def configure(self, tenant: TenantId, entitled: Entitlement) -> None:
+        """The settings say now what *tenant*, a directory, is *entitled* to; nothing else does."""
+        self._configured[tenant] = entitled
+        self.entitle(tenant, entitled)
+
+    def forget(self, tenant: TenantId) -> None:
+        """*tenant*, a directory, is none any more."""
+        for table in (self._configured, self._of, self.quotas_bytes):
+            table.pop(tenant, None)
 
     def configured(self, tenant: TenantId) -> Entitlement:
         """Return what the settings say of *tenant*."""
@@ -176,6 +200,8 @@ class Accounts:
         """Without *tenants* each uid is one. Without *entitlements* all share alike."""
         self.tenants: Final = Tenants() if tenants is None else tenants
         self.entitlements: Final = entitlements or Entitlements({})
+        #: The paths, below the mountpoint, of the directories that are tenants.
+        self.directories: Final[dict[TenantId, str]] = {}
         #: Bytes of blocks that have a name and are whole.
         self.stored: Final = Taken(self.tenants)
         #: Of these the bytes that are leased (leases.py).
@@ -193,7 +219,7 @@ class Accounts:
         self.open_files: Final = Taken(self.tenants)
 
     def shown(self, most: int, whole_bytes: int) -> dict[str, dict[str, float | None]]:
-        """Return the accounts of the *most* tenants that store most, by uid, JSON-ready.
+        """Return the accounts of the *most* tenants that store most, by uid or path, JSON-ready.
 
         Shares are of *whole_bytes*.
         """
@@ -207,15 +233,26 @@ class Accounts:
             "open_files": self.open_files.rows(),
         }
         stored = self.stored.rows()
-        known = set[TenantId]().union(*columns.values(), self.entitlements.named())
+        named = (*self.entitlements.named(), *self.directories)
+        known = {each for each in set().union(*columns.values(), named) if self._is_there(each)}
         tenants = sorted(known, key=lambda each: (-stored.get(each, 0), each))
         shown: dict[str, dict[str, float | None]] = {}
         for tenant in tenants[:most]:
-            row = shown[str(tenant)] = {name: rows.get(tenant, 0) for name, rows in columns.items()}
+            row: dict[str, float | None] = {}
+            row |= {name: rows.get(tenant, 0) for name, rows in columns.items()}
+            shown[self.name_of(tenant)] = row
             entitled = self.entitlements.of(tenant)
             row["weight"], row["quota_bytes"] = entitled.weight, entitled.quota_bytes
             row["share_bytes"] = self.entitlements.share_bytes(tenant, whole_bytes, stored)
         return shown
+
+    def name_of(self, tenant: TenantId) -> str:
+        """Return the uid of *tenant*, or the path of its directory below the mountpoint."""
+        return self.directories.get(tenant, str(tenant))
+
+    def _is_there(self, tenant: TenantId) -> bool:
+        """Whether *tenant* is a user, or a directory that is a tenant still."""
+        return not is_directory(tenant) or tenant in self.directories
 
 
 class StoredLately:

@@ -13,6 +13,8 @@ HINT: Final = b"user.kvfs.hint"
 LEASE: Final = b"user.kvfs.lease"
 PIN: Final = b"user.kvfs.pin"
 PUBLISH: Final = b"user.kvfs.publish"
+#: Of a directory at the top of the mount: whether it is a tenant (entitlements.py).
+TENANT: Final = b"user.kvfs.tenant"
 TTL: Final = b"user.kvfs.ttl"
 #: Every name under this belongs to kvfs.
 PREFIX: Final = b"user.kvfs."
@@ -30,7 +32,7 @@ _TTL_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60}
 #: All policies; ``ttl`` has any age as its value, and ``hint`` what kvfs/core/hints.py says.
 NAMES: Final = (*VALUES, TTL, HINT)
 #: A path of a directory in the settings file has none of these parts.
-_NO_NAMES: Final = frozenset({"", ".", ".."})
+NO_NAMES: Final = frozenset({"", ".", ".."})
 _KNOWN: Final = "drafts, evict, hint, lease, publish, ttl or pin"
 
 
@@ -50,6 +52,8 @@ class DirectoryPolicy(NamedTuple):
     ttl_s: float | None = None
     #: What is said of its blocks, as far as they say nothing themselves.
     hint: BlockHint | None = None
+    #: The directory at the top of the mount that is a tenant, and has its files; 0: none is.
+    tenant: InodeNo = NO_INODE
 
 
 def check_value(name: bytes, value: bytes) -> None:
@@ -98,7 +102,7 @@ def policies_of(table: object) -> dict[str, dict[str, str]]:
     for path, said in table.items():
         if not isinstance(said, dict) or not str(path).startswith("/"):
             raise ValueError(f'{path!r}: write [policies."/DIR"] with the path below the mount')
-        if path != "/" and not _NO_NAMES.isdisjoint(str(path)[1:].split("/")):
+        if path != "/" and not NO_NAMES.isdisjoint(str(path)[1:].split("/")):
             raise ValueError(f"{path!r} is not a directory: leave out '.', '..' and empty parts")
         found[str(path)] = {key: _text(key, value) for key, value in said.items()}
     return found

@@ -1,15 +1,17 @@
 """What is said that tenants may store: by the table ``tenants`` of the settings, and attributes.
 
-The table names a user or a uid; all uids of its tenant are meant. The attributes are of the root
-directory, ``user.kvfs.quota.UID`` and ``user.kvfs.weight.UID``. They win, and ``kvfs quota`` sets
-them. Pure.
+The table names a user or a uid, and all uids of its tenant are meant; or a directory at the top of
+the mount, ``/NAME``, which is a tenant then. The attributes are of the root directory,
+``user.kvfs.quota.UID`` and ``user.kvfs.weight.UID``; and of such a directory ``user.kvfs.quota``,
+``user.kvfs.weight`` and ``user.kvfs.tenant``. They win, and ``kvfs quota`` sets them. Pure.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from kvfs.core.account import Entitlement, TenantId, Tenants
-from kvfs.core.directory_policy import PREFIX
+from kvfs.core.account import NO_ENTITLEMENT, Entitlement, TenantId, Tenants
+from kvfs.core.directory_policy import NO_NAMES, PREFIX
 from kvfs.core.errors import InvalidRequest
 from kvfs.core.sizes import parse_size
 
@@ -17,12 +19,15 @@ _HEAVIEST: Final = 1e6
 _KEYS: Final = ("quota", "weight")
 #: The value of the attribute that overrides a quota of the settings.
 NO_QUOTA: Final = b"none"
+_TENANT: Final = "tenant"
+#: The values of ``user.kvfs.tenant``: whether its directory is one.
+IS_TENANT, IS_NO_TENANT = b"1", b"0"
 
 
 def tenants_table(table: object) -> dict[str, dict[str, str]]:
-    """Return the settings file's table ``tenants`` by user or uid, as text; raises ValueError.
+    """Return the settings file's table ``tenants`` by user, uid or path; raises ValueError.
 
-    ``[tenants.alice]`` with ``quota = "100G"`` or ``weight = 3``.
+    ``[tenants.alice]`` or ``[tenants."/team-a"]`` with ``quota = "100G"`` or ``weight = 3``.
     """
     if not isinstance(table, dict):
         raise ValueError("must be a table: write [tenants.USER]")
@@ -32,21 +37,34 @@ def tenants_table(table: object) -> dict[str, dict[str, str]]:
             raise ValueError(f"{name!r}: write [tenants.USER] with the name or number of a user")
         if unknown := sorted(set(said) - set(_KEYS)):
             raise ValueError(f"{name}: unknown {unknown[0]!r}; use {' or '.join(_KEYS)}")
-        found[str(name)] = {key: str(value) for key, value in said.items()}
-        _entitlement(str(name), found[str(name)])
+        if (name := str(name)).startswith("/") and ("/" in name[1:] or name[1:] in NO_NAMES):
+            raise ValueError(f"{name!r} is no directory at the top of the mount, such as '/team-a'")
+        found[name] = {key: str(value) for key, value in said.items()}
+        _entitlement(name, found[name])
     return found
+
+
+def entitled_directories(table: Mapping[str, Mapping[str, str]]) -> dict[bytes, Entitlement]:
+    """Return what *table* (``tenants_table``) says of directories at the top, by their names."""
+    return {
+        name[1:].encode(errors="surrogateescape"): _entitlement(name, said)
+        for name, said in table.items()
+        if name.startswith("/")
+    }
 
 
 def entitled(
     table: Mapping[str, Mapping[str, str]], users: Mapping[str, int], tenants: Tenants
 ) -> tuple[dict[TenantId, Entitlement], list[str]]:
-    """Return what *table* (``tenants_table``) says of each tenant; *users* are uids by name.
+    """Return what *table* (``tenants_table``) says of each user; *users* are uids by name.
 
     Also a line for each entry that says nothing: of a user that is not there, or a tenant again.
     """
     found: dict[TenantId, Entitlement] = {}
     remarks: list[str] = []
     for name, said in table.items():
+        if name.startswith("/"):
+            continue
         uid = int(name) if name.isascii() and name.isdigit() else users.get(name)
         if uid is None:
             remarks.append(f"tenants: {name!r} is no user of /etc/passwd; give its uid")
@@ -58,23 +76,52 @@ def entitled(
 
 
 class Said(NamedTuple):
-    """What one attribute says."""
+    """What one attribute says: of a user, or, without a *uid*, of the directory that has it."""
 
-    uid: int
+    uid: int | None
     key: str
+
+    @property
+    def makes_tenant(self) -> bool:
+        """Whether it says that a directory is a tenant, or not."""
+        return self.key == _TENANT
+
+
+_OF_DIRECTORIES: Final = {PREFIX + key.encode(): Said(None, key) for key in (*_KEYS, _TENANT)}
 
 
 def said_by(name: bytes) -> Said | None:
-    """Return which user the attribute *name* is about, and what of it; None: about none."""
+    """Return which tenant the attribute *name* is about, and what of it; None: about none."""
     if not name.startswith(PREFIX):
         return None
+    if (of_directory := _OF_DIRECTORIES.get(name)) is not None:
+        return of_directory
     key, _, uid = name.removeprefix(PREFIX).decode("ascii", errors="replace").partition(".")
     return Said(int(uid), key) if key in _KEYS and uid.isdigit() else None
 
 
 def attribute(said: Said) -> bytes:
     """Return the name of the attribute for *said*."""
-    return PREFIX + f"{said.key}.{said.uid}".encode()
+    return PREFIX + (said.key if said.uid is None else f"{said.key}.{said.uid}").encode()
+
+
+def entitled_by(configured: Entitlement, attributes: Mapping[bytes, bytes]) -> Entitlement:
+    """Return what a directory with these *attributes* may store; what is no value says nothing."""
+    found = configured
+    for name, value in attributes.items():
+        said = said_by(name)
+        if said is not None and said.uid is None and not said.makes_tenant:
+            with contextlib.suppress(InvalidRequest):
+                found = with_said(found, configured, said.key, value)
+    return found
+
+
+def check_said(said: Said, value: bytes | None) -> None:
+    """Raise InvalidRequest unless *value* is one for *said*; None takes it back."""
+    if not said.makes_tenant:
+        with_said(NO_ENTITLEMENT, NO_ENTITLEMENT, said.key, value)
+    elif value not in (IS_TENANT, IS_NO_TENANT, None):
+        raise InvalidRequest(f"{said.key}: must be 1 or 0")
 
 
 def with_said(

@@ -259,7 +259,8 @@ class Settings:
         'none: what connectors do says enough; [policies."/DIR"] in the settings file', policies_of
     )
     tenants: Mapping[str, Mapping[str, str]] = setting_table(
-        "none: all share alike; [tenants.USER] in the settings file, with quota and weight",
+        'none: all share alike; [tenants.USER] or [tenants."/DIR"] in the settings file, with '
+        "quota and weight",
         tenants_table,
     )
     start_timeout_s: float = setting(

@@ -7,7 +7,6 @@ import contextlib
 import stat
 from typing import Final
 
-from kvfs.core.account import NO_ENTITLEMENT
 from kvfs.core.directory_policy import (
     DRAFTS,
     EVICT,
@@ -21,7 +20,7 @@ from kvfs.core.directory_policy import (
     check_value,
     ttl_text,
 )
-from kvfs.core.entitlements import Said, said_by, with_said
+from kvfs.core.entitlements import Said, check_said, said_by
 from kvfs.core.errors import Damaged, InvalidRequest, NoSuchAttribute, NotPermitted
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.hints import NO_HINT
@@ -115,7 +114,7 @@ class OwnAttributes:
         kernel has checked.
         """
         if (said := said_by(name)) is not None:
-            self._check_said(ino, said, value, uid)
+            self._check_said(ino, record, said, value, uid)
             return 0
         if name not in NAMES:
             raise NotPermitted(f"{name!r} is told, not set")
@@ -133,13 +132,18 @@ class OwnAttributes:
         kept_bytes = pool.rules.heat.held_bytes[Rank.KEPT]
         return pool.rules.pins.count(ino, record, kept_bytes, pool.space.bounds.kept_most_bytes)
 
-    def _check_said(self, ino: InodeNo, said: Said, value: bytes | None, uid: int) -> None:
-        """Raise unless user *uid* may say with *value* what a tenant may store."""
+    def _check_said(
+        self, ino: InodeNo, record: InodeRecord, said: Said, value: bytes | None, uid: int
+    ) -> None:
+        """Raise unless user *uid* may say with *value* what a tenant is, or may store."""
         if uid != 0:
-            raise NotPermitted("only root gives out quotas and weights")
-        if ino != ROOT_INODE:
+            raise NotPermitted("only root gives out quotas and weights, and makes tenants")
+        if said.uid is not None and ino != ROOT_INODE:
             raise InvalidRequest("quotas and weights of users belong to the root directory")
-        with_said(NO_ENTITLEMENT, NO_ENTITLEMENT, said.key, value)
+        is_top = stat.S_ISDIR(record.mode) and record.parent == ROOT_INODE != ino
+        if said.uid is None and not is_top:
+            raise InvalidRequest("only a directory at the top of the mount can be a tenant")
+        check_said(said, value)
 
     def _require_small(self, ino: InodeNo) -> None:
         """Raise NotPermitted if what is below directory *ino* is too large to go at once."""
@@ -155,7 +159,10 @@ class OwnAttributes:
 
         *record* is that of the inode it was set on. Nothing inherits from a file.
         """
-        if not stat.S_ISDIR(record.mode) or name == TTL or said_by(name) is not None:
+        said = said_by(name)
+        if said is not None and not said.makes_tenant:
+            return
+        if not stat.S_ISDIR(record.mode) or name == TTL:
             return  # no rank depends on it
         self._room.rank_anew()
         if name in (DRAFTS, PUBLISH):

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kvfs.core.account import Accounts
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
@@ -235,9 +236,9 @@ class Store:
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.swept)
 
-    def totals(self, uid: int = UNKNOWN_UID) -> Totals:
-        """Return the pool's size and what is free, as user *uid* sees it."""
-        return statfs_totals(self.pool, uid)
+    def totals(self, uid: int = UNKNOWN_UID, ino: InodeNo = ROOT_INODE) -> Totals:
+        """Return the pool's size and what is free, as user *uid* sees it at *ino*."""
+        return statfs_totals(self.pool, uid, ino)
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.account import Accounts
+from kvfs.core.entitlements import entitled_directories
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
 from kvfs.core.index_room import names_too_many
@@ -109,7 +110,8 @@ class Pool:
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
-                *(self.index, settings, self.space.taken, accounts.stored, self.monotonic_s),
+                *(self.index, settings, self.space.taken, accounts.stored, self.rules.tenants),
+                self.monotonic_s,
                 self.clock_ns,
                 self.rules.heat,
                 self.age_ns,
@@ -256,13 +258,14 @@ class Pool:
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), heat.seen_ns)
         #: The clock for ages, which never steps (ns; age_clock.py).
         self.age_ns = self.age_clock.now_ns
-        policies, hints = Policies(self.index, settings.policies), Hints(heat)
+        hints, named = Hints(heat), entitled_directories(settings.tenants)
+        policies = Policies(self.index, settings.policies, named)
         pins = Pins(self.index, accounts.pinned)
+        tenants = TenantRules(self.index, accounts, heat, policies, named)
         ranks = Ranks(
             *(self.index, heat, policies, pins, hints, shares),
-            *(self.space.bounds, accounts.tenants, self.empty_names_too_many),
+            *(self.space.bounds, tenants, self.empty_names_too_many),
         )
-        tenants = TenantRules(self.index, accounts, heat)
         return RuleParts(policies, pins, hints, leases, heat, ranks, tenants)
 
     def _followers(self) -> Followers:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from kvfs.core.account import Entitlements, TenantId
+from kvfs.core.account import ROOT, Entitlements, TenantId, is_directory
 from kvfs.core.block_owners import Owners
 
 #: Some arrays of 8 bytes a slot are copied and summed for each plan.
@@ -68,13 +68,16 @@ class HeatTenants:
     def lend(self, kept: Iterable[tuple[int, int, Collection[TenantId]]]) -> None:
         """Note who keeps which blocks from eviction now: rows, bytes and tenants of each.
 
-        A block counts for its own tenant only while no other one keeps it.
+        A block counts for its own tenant only while no other one keeps it. Readers are users, so
+        a directory's blocks count for it whoever reads them.
         """
         for slot, size_bytes in self._lent.items():
             self._stored[slot] += size_bytes
         self._lent.clear()
         for row, size_bytes, holders in kept:
             slot = self._slot_at(row)
+            if is_directory(self._tenants[slot] if slot < len(self._tenants) else ROOT):
+                continue
             if any(self.slots.get(holder, SLOTS_MAX - 1) != slot for holder in holders):
                 self._lent[slot] = self._lent.get(slot, 0) + size_bytes
         for slot, size_bytes in self._lent.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from kvfs.core.inode_rules import rights_of
-from kvfs.core.types import InodeRecord
+from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.process_ends import file_ids_in, status_of
 from kvfs.machine.processes import OVERFLOW_UID, UNKNOWN_UID, Processes
 from mount.files.handles import Handle, Handles
@@ -105,11 +105,11 @@ class Admission:
         self._callers: Final = callers
         self._give_up_one: Final = give_up_one
 
-    def require_writer(self) -> None:
-        """Raise OverShare or TooManyOpen unless it may open one to write."""
+    def require_writer(self, directory: InodeNo) -> None:
+        """Raise OverShare or TooManyOpen unless it may open one in *directory* to write."""
         payer = self._callers.payer()
         self._handles.shares.require_one(payer, self._give_up_one)
-        self._held.require(payer)
+        self._held.require_draft(directory, payer)
 
     def require_reader(self, *, served: bool, costs_one: bool) -> None:
         """Raise TooManyOpen unless it may open one to read; *costs_one*: a descriptor.

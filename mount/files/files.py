@@ -84,7 +84,7 @@ class Files:
             return self._open_to_read(ino, flags)
         # Before anything is changed for it: an O_TRUNC would cost the block its name.
         self.asks.require_device()
-        self._admission.require_writer()
+        self._admission.require_writer(self.held.directory_of(ino))
         writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(
             ino,
@@ -157,7 +157,7 @@ class Files:
         roomless: bool = False,
     ) -> tuple[HandleNo, Grant, InodeNo, InodeRecord]:
         """Create and open a file. Raises what ``Blocks.create`` and ``Blocks.open`` raise."""
-        self._admission.require_writer()
+        self._admission.require_writer(parent)
         blocks, maker = self.store.blocks, self.requester()
         opened, record = blocks.create(
             parent,
@@ -338,9 +338,12 @@ class Files:
             if handle.opened.overrun:
                 raise NoSpace("its bytes were given back")
 
-    async def find_room_to_begin(self) -> None:
-        """Make space for a new draft, or find that some may come. Raises NoSpace, OverShare."""
-        self.held.require(self.callers.payer())
+    async def find_room_to_begin(self, parent: InodeNo) -> None:
+        """Make space for a draft in *parent*, or find that some may come.
+
+        Raises NoSpace, OverShare.
+        """
+        self.held.require_draft(parent, self.callers.payer())
         await self.room.find_to_begin(self.about_to_wait)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
@@ -351,10 +354,10 @@ class Files:
         try:
             self.store.namespace.lookup(parent, name)
         except NotFound:
-            await self.find_room_to_begin()
+            await self.find_room_to_begin(parent)
         else:
             if flags & os.O_TRUNC and not flags & os.O_EXCL:
-                await self.find_room_to_begin()
+                await self.find_room_to_begin(parent)
 
     async def sync(self, fh: int) -> None:
         """Make the bytes and the name of *fh*'s file durable (``--fsync=honour``)."""

@@ -2,9 +2,9 @@
 
 A draft, a block that somebody has open or mapped, an old version that is still read and one without
 a name all keep their bytes, as leases, slabs and pins do. They count for who holds them: a reader
-of another's block holds it on its own account. What others neither hold nor have stored up to their
-share may be held; beyond it a tenant would take what others below their share have stored, or could
-store.
+of another's block holds it on its own account, and who writes below a directory that is a tenant
+on that directory's. What others neither hold nor have stored up to their share may be held; beyond
+it a tenant would take what others below their share have stored, or could store.
 Leases and pins have bounds of their own: nobody is refused for them who has little open.
 
 Only a pool that is nearly full has a bound, since before that nobody loses anything by it.
@@ -17,9 +17,11 @@ from kvfs.core.account import ROOT, Accounts, StoredLately, Taken, TenantId
 from kvfs.core.errors import OverShare, TooManyOpen
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import HELD
-from kvfs.core.types import InodeNo
+from kvfs.core.sizes import format_size
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.pool.rules.leases import Leases
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.heat import Heat
 from mount.files.handles import Handle, Handles
@@ -46,16 +48,19 @@ class HeldShares:
         handles: Handles,
         leases: Leases,
         heat: Heat,
+        rules: TenantRules,
         space: SpaceFigures,
         monotonic_s: Callable[[], float],
     ) -> None:
         self._accounts: Final = accounts
         self._tenants: Final = accounts.tenants
+        self._directories: Final = accounts.directories
         self._quotas_bytes: Final = accounts.entitlements.quotas_bytes
         self._lately: Final = StoredLately(accounts.stored)
         self._handles: Final = handles
         self._leases: Final = leases
         self._heat: Final = heat
+        self._rules: Final = rules
         self._space: Final = space
         self._monotonic_s: Final = monotonic_s
         #: When the last look began, and about how long it took.
@@ -82,8 +87,19 @@ class HeldShares:
             self._kept_bytes += size_bytes
             return
         self.refused += 1
-        told = f"uid {uid} holds {self._accounts.held.by(uid)} bytes, more than its share"
+        who, held = self._accounts.name_of(self._tenants[uid]), self._accounts.held.by(uid)
+        told = f"tenant {who} holds {format_size(held)}, more than its share"
         raise TooManyOpen(told) if reads else OverShare(told)
+
+    def require_draft(self, directory: InodeNo, uid: int) -> None:
+        """Raise OverShare if who holds what user *uid* writes in *directory* holds its share."""
+        below = self._rules.below(directory) if self._directories else None
+        self.require(uid if below is None else below)
+
+    def directory_of(self, ino: InodeNo) -> InodeNo:
+        """Return the directory of file *ino*; the root for one without a name."""
+        record = self._rules.index.inode_or_miss(ino)
+        return ROOT_INODE if record is None else record.parent
 
     def require_growth(self, handle: Handle, size_bytes: int = 0) -> None:
         """Raise OverShare if who holds *handle* may not keep *size_bytes* more from eviction.
@@ -91,7 +107,16 @@ class HeldShares:
         0 for a few: it is enough that somebody who has too much gets no more of them.
         """
         if handle.holder >= 0:
-            self.require(handle.holder, size_bytes)
+            self.require(self._holder(handle), size_bytes)
+
+    def _holder(self, handle: Handle) -> int:
+        """Return the user, or the tenant, that keeps the bytes of *handle* from eviction."""
+        opened = handle.opened
+        if not opened.writers or not self._directories:
+            return handle.holder
+        record = opened.gone or self._rules.index.inode_or_miss(opened.ino)
+        below = None if record is None else self._rules.below(record.parent)
+        return handle.holder if below is None else below
 
     @property
     def _is_full(self) -> bool:
@@ -160,7 +185,8 @@ class HeldShares:
         opened = handle.opened
         if opened.taken_unasked <= 0 or not opened.writers:
             return
-        if self._is_over(handle.holder) or self._is_over_quota(handle.holder):
+        holder = self._holder(handle)
+        if self._is_over(holder) or self._is_over_quota(holder):
             self.refused += watch.stop(opened)
 
     def count_anew(self) -> None:
@@ -179,18 +205,18 @@ class HeldShares:
         self._kept_bytes += accounts.names.total
         holders = dict[InodeNo, set[TenantId]]()
         for handle in self._handles.held():
-            opened, tenant = handle.opened, tenants[handle.holder]
+            opened, holder = handle.opened, self._holder(handle)
             if leases.state_of(opened.ino) in HELD:
                 continue
             others = holders.setdefault(opened.ino, set())
             if not others and self._heat.held_as(opened.ino, Rank.KEPT) is None:
                 self._kept_bytes += opened.allocated_bytes
-            if tenant not in others:
+            if (tenant := tenants[holder]) not in others:
                 others.add(tenant)
-                held.count(handle.holder, opened.allocated_bytes)
-                by_files.count(handle.holder, opened.allocated_bytes)
+                held.count(holder, opened.allocated_bytes)
+                by_files.count(holder, opened.allocated_bytes)
                 if opened.writers:
-                    stays.count(handle.holder, opened.allocated_bytes)
+                    stays.count(holder, opened.allocated_bytes)
         self._heat.lend(holders)
         self._lately.remember(self._looked_s)
         self._took_s = _LOOK_S * len(holders)

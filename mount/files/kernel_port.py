@@ -95,8 +95,8 @@ class KernelPort:
             *(pool, handles, ids_max, self.store.blocks.served), self.store.namespace.proofs
         )
         self.held = HeldShares(
-            *(pool.space.accounts, handles, pool.rules.leases, pool.rules.heat, pool.space.taken),
-            pool.monotonic_s,
+            *(pool.space.accounts, handles, pool.rules.leases, pool.rules.heat),
+            *(pool.rules.tenants, pool.space.taken, pool.monotonic_s),
         )
         self.path: DataPath = DaemonPath()
         if self.choice.passthrough:

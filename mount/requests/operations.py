@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
+from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields
 
 from kvfs.core.errors import DeadInode, NotPermitted
-from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, InodeNo
+from kvfs.core.types import InodeNo
 from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.store import Store
 from kvfs.machine.processes import SERVER
@@ -229,26 +229,13 @@ class Operations(pyfuse3.Operations):
             InodeNo(inode), name, self._files.callers.uid(), request=self._request()
         )
 
-    @answered
-    def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
-        totals = self._store.totals(self._files.callers.uid())
-        data = StatvfsData()
-        data.f_bsize = data.f_frsize = PAGE_BYTES
-        data.f_blocks = totals.blocks
-        data.f_bfree = data.f_bavail = totals.blocks_free
-        data.f_files = totals.inodes
-        data.f_ffree = data.f_favail = totals.inodes_free
-        data.f_namemax = NAME_MAX_BYTES
-        return data
-
     # ---- files ----
 
     @awaited
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         """Open a file. O_TRUNC needs a little space; a rewrite must first remove the identity."""
         if flags & os.O_TRUNC:
-            await self._files.find_room_to_begin()
+            await self._files.find_room_to_begin(self._files.held.directory_of(InodeNo(inode)))
         elif self._store.verifier.is_due(InodeNo(inode)):
             await self._verify(InodeNo(inode), stores=bool(flags & NOT_A_READER))
         fh, grant = self._files.open(InodeNo(inode), flags)

@@ -1,8 +1,8 @@
 """Answers in bytes that libfuse and pyfuse3 do not have, so that no caller hangs.
 
 Raw requests are those that pyfuse3 does not pass on: FALLOCATE, LSEEK, IOCTL, foreign xattrs,
-COPY_FILE_RANGE, SYNCFS. Once the device is lost, all requests are answered here. Layouts:
-linux/fuse.h.
+COPY_FILE_RANGE, SYNCFS; and STATFS, of which it does not say the inode. Once the device is lost,
+all requests are answered here. Layouts: linux/fuse.h.
 """
 
 import errno
@@ -11,7 +11,14 @@ import stat
 from typing import Final
 
 from kvfs.core.errors import NotAtHand
-from kvfs.core.types import NAME_MAX_BYTES, PAGE_BYTES, ROOT_INODE, SECOND_NS, InodeRecord
+from kvfs.core.types import (
+    NAME_MAX_BYTES,
+    PAGE_BYTES,
+    ROOT_INODE,
+    SECOND_NS,
+    InodeNo,
+    InodeRecord,
+)
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
@@ -89,6 +96,7 @@ class RawRequests:
 
     def __init__(self, files: Files, late: Late) -> None:
         self._store = files.store
+        self._callers = files.callers
         self._held = files.held
         self._room = files.room
         self._handles = files.handles
@@ -102,12 +110,22 @@ class RawRequests:
         table[Opcode.GETXATTR] = self._getxattr
         table[Opcode.FALLOCATE] = self._fallocate
         table[Opcode.LSEEK] = self._lseek
+        table[Opcode.STATFS] = self._statfs
         return table
 
     def _getxattr(self, unique: int, _nodeid: int, request: memoryview) -> bytes | None:
         """Say "not set" for every namespace but user.*: the kernel asks on every first write."""
         name = bytes(request[GETXATTR_IN.size : GETXATTR_IN.size + len(USER_PREFIX)])
         return None if name == USER_PREFIX else error_reply(unique, errno.ENODATA)
+
+    def _statfs(self, unique: int, nodeid: int, _request: memoryview) -> Message:
+        """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
+        totals = self._store.totals(self._callers.uid(), InodeNo(nodeid))
+        free, sizes = totals.blocks_free, (PAGE_BYTES, NAME_MAX_BYTES, PAGE_BYTES)
+        return data_reply(
+            unique,
+            STATFS_OUT.pack(totals.blocks, free, free, totals.inodes, totals.inodes_free, *sizes),
+        )
 
     def _fallocate(self, unique: int, _nodeid: int, request: memoryview) -> bytes:
         fh, offset_bytes, length_bytes, mode, _ = FALLOCATE_IN.unpack_from(request)

@@ -15,10 +15,13 @@ from kvfs.core.account import (
     Tenants,
     UidRange,
     ranges_in,
+    tenant_of_directory,
 )
+from kvfs.core.types import InodeNo
 
 ALICE, BOB = TenantId(1000), TenantId(1001)
 MIB: Final = 1 << 20
+_HIGHEST_UID: Final = (1 << 32) - 2
 SUBUID: Final = """
 alice:100000:65536
 1001:200000:65536
@@ -99,6 +102,17 @@ def test_the_accounts_are_shown_by_uid_and_who_stores_most_comes_first() -> None
     assert shown["1000"]["stored_bytes"] == 7
     assert shown["1000"]["share_bytes"] == 50
     assert accounts.shown(3, 100)["0"]["open_files"] == 1
+
+
+def test_a_directory_is_shown_by_its_path_while_it_is_a_tenant() -> None:
+    """No uid is its number: the highest of a user is no directory's."""
+    accounts, team = Accounts(tenants()), tenant_of_directory(InodeNo(0))
+    assert team > _HIGHEST_UID
+    accounts.stored.count(team, 7)
+    accounts.directories[team] = "/team-a"
+    assert accounts.shown(9, 100)["/team-a"]["stored_bytes"] == 7
+    del accounts.directories[team]
+    assert accounts.shown(9, 100) == {}
 
 
 def test_who_has_a_quota_is_shown_though_it_stores_nothing() -> None:

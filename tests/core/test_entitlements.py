@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.account import Entitlement, Entitlements, TenantId, Tenants, UidRange
-from kvfs.core.entitlements import entitled, tenants_table
+from kvfs.core.entitlements import entitled, entitled_by, entitled_directories, tenants_table
 from kvfs.core.errors import UsageError
 from kvfs.core.settings import Settings
 
@@ -41,6 +41,9 @@ def test_users_by_name_or_number_and_all_uids_that_are_theirs() -> None:
         ({"alice": {"weight": 0}}, "alice: weight: 0 is outside 0.000001 .. 1000000"),
         ({"alice": {"weight": "nan"}}, "alice: weight: nan is outside"),
         ({"alice": {"share": 1}}, "alice: unknown 'share'; use quota or weight"),
+        ({"/a/b": {"weight": 1}}, "'/a/b' is no directory at the top of the mount"),
+        ({"/..": {"weight": 1}}, "'/..' is no directory at the top of the mount"),
+        ({"/": {"weight": 1}}, "'/' is no directory at the top of the mount"),
     ],
 )
 def test_what_is_no_table_of_tenants_says_why(table: object, why: str) -> None:
@@ -68,6 +71,26 @@ def test_the_settings_file_has_them_by_user() -> None:
     assert found == {ALICE: Entitlement(1.0, 100 * GIB), BOB: Entitlement(30.0)}
     with pytest.raises(UsageError, match="settings: tenants: alice: quota"):
         Settings.from_toml('[tenants.alice]\nquota = "x"\n')
+
+
+def test_the_settings_file_has_directories_by_their_path() -> None:
+    table = Settings.from_toml(
+        '[tenants."/team-a"]\nquota = "2G"\n[tenants.7]\nweight = 2\n'
+    ).tenants
+    assert entitled_directories(table) == {b"team-a": Entitlement(1.0, 2 * GIB)}
+    assert entitled(table, USERS, Tenants()) == ({TenantId(7): Entitlement(2.0)}, [])
+
+
+def test_attributes_of_a_directory_go_over_the_settings_and_what_is_no_value_says_nothing() -> None:
+    configured = Entitlement(3.0, GIB)
+    for attributes, entitlement in (
+        ({}, configured),
+        ({b"user.kvfs.quota": b"2G", b"user.kvfs.tenant": b"1"}, Entitlement(3.0, 2 * GIB)),
+        ({b"user.kvfs.quota": b"none", b"user.kvfs.weight": b"5"}, Entitlement(5.0, None)),
+        ({b"user.kvfs.quota": b"much", b"user.kvfs.weight": b"\xff"}, configured),
+        ({b"user.kvfs.quota.7": b"2G", b"user.other": b"1"}, configured),
+    ):
+        assert entitled_by(configured, attributes) == entitlement
 
 
 def test_a_share_is_what_a_weight_is_of_those_that_store_and_no_more_than_the_quota() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.account import Entitlements, TenantId
+from kvfs.core.account import Entitlements, TenantId, tenant_of_directory
 from kvfs.core.block_owners import Owners
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import SECOND_NS, InodeNo
@@ -169,6 +169,13 @@ def test_a_block_that_another_keeps_does_not_count_for_its_tenant(heat: Heat) ->
     assert shares(heat) == [2, 2, 0]
     heat.lend({})
     assert shares(heat) == [3, 2, 0]
+
+
+def test_a_directorys_blocks_are_its_own_whoever_reads_them(heat: Heat) -> None:
+    store(heat, tenant_of_directory(InodeNo(7)), 20, 21)
+    store(heat, BOB, 50)
+    heat.lend({InodeNo(20): {BOB}, InodeNo(50): {ALICE}})
+    assert shares(heat) == [2, 0, 0]
 
 
 def test_what_is_lent_and_goes_leaves_the_sums_right(heat: Heat) -> None:

@@ -7,6 +7,7 @@ import stat
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from kvfs.core.account import TenantId
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.sizes import format_size
@@ -14,7 +15,7 @@ from kvfs.core.types import PAGE_BYTES, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.units import Units
-from kvfs.machine.processes import UNKNOWN_UID, program_of
+from kvfs.machine.processes import program_of
 from kvfs.pool.allocator import in_use_bytes
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.paths import path_of
@@ -40,17 +41,19 @@ class Totals(NamedTuple):
     inodes_free: int
 
 
-def statfs_totals(pool: Pool, uid: int = UNKNOWN_UID) -> Totals:
+def statfs_totals(pool: Pool, uid: int, ino: InodeNo) -> Totals:
     """Return the pool's size and what is free. The totals do not change while mounted.
 
-    If the tenant of *uid* has a quota, that is its size, and what it keeps from eviction is taken.
+    If the tenant that has what user *uid* stores at *ino* has a quota, that is its size, and what
+    it keeps from eviction is taken.
     """
     space, counters, accounts = pool.space.taken, pool.counters, pool.space.accounts
     size_bytes, free_bytes = space.capacity_bytes, available_bytes(pool)
-    quota_bytes = accounts.entitlements.of(accounts.tenants[uid]).quota_bytes
+    tenant = _stores_at(pool, ino) or accounts.tenants[uid]
+    quota_bytes = accounts.entitlements.of(tenant).quota_bytes
     if quota_bytes is not None and quota_bytes < size_bytes:
         size_bytes = quota_bytes
-        free_bytes = min(free_bytes, max(0, quota_bytes - accounts.held.by(uid)))
+        free_bytes = min(free_bytes, max(0, quota_bytes - accounts.held.by(tenant)))
     inodes = max(space.capacity_bytes // PAGE_BYTES, 1 << 20)
     taken = counters.blocks + counters.directories + counters.symlinks + counters.others
     return Totals(
@@ -59,6 +62,14 @@ def statfs_totals(pool: Pool, uid: int = UNKNOWN_UID) -> Totals:
         inodes=inodes,
         inodes_free=max(0, inodes - taken),
     )
+
+
+def _stores_at(pool: Pool, ino: InodeNo) -> TenantId | None:
+    """Return the directory's tenant that has what is stored at *ino*; None: its owner's has it."""
+    record = pool.index.inode_or_miss(ino)
+    if record is None:
+        return None
+    return pool.rules.tenants.below(ino if stat.S_ISDIR(record.mode) else record.parent)
 
 
 def kept_bytes(pool: Pool) -> int:

@@ -2,9 +2,9 @@
 
 These are the pins, the users' shares of what is never evicted, what each model holds, the leases
 and the heat. The inodes are scanned again for the heat when the policy of a directory changes, and
-for the models when one that tells a model is moved. Until the scan is done a
-table may lack a row. So eviction never trusts a table alone: the index still says LEASED, and the
-policy is looked up again.
+for models and tenants when one that tells a model is moved, or one becomes a tenant's. Until the
+scan is done a table may lack a row. So eviction never trusts a table alone: the index still says
+LEASED, and the policy is looked up again.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.directory_policy import EVICT, HINT, PIN, TTL
+from kvfs.core.directory_policy import EVICT, HINT, PIN, TENANT, TTL
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.index_room import attribute_bytes
 from kvfs.core.lifecycle import State
@@ -25,7 +25,7 @@ from kvfs.core.records import (
     parse_xattr_key,
     unseal,
 )
-from kvfs.core.types import LAST_INODE, InodeNo, InodeRecord
+from kvfs.core.types import LAST_INODE, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.pool.pool import Pool
 
 #: Rows in one step, some 5 us each; a step runs between two requests.
@@ -131,6 +131,8 @@ class StartScan:
                         pool.rules.hints.learn(ino, record, value)
                     elif name == TTL:
                         pool.rules.policies.note_ttl(value)
+                    elif name == TENANT and record.parent == ROOT_INODE:
+                        pool.rules.tenants.learn_directory(ino, record)
             self._after = key
         pool.space.node_shares.reach_attributes(
             parse_xattr_key(self._after)[0] if rows else LAST_INODE

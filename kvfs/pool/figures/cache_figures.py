@@ -24,6 +24,7 @@ from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecor
 from kvfs.pool.figures.events import Events, Kind
 from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel
 from kvfs.pool.figures.looks import A_TICK, Looks
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
@@ -184,6 +185,7 @@ class CacheFigures:
         settings: Settings,
         space: SpaceFigures,
         stored: Taken,
+        tenants: TenantRules,
         monotonic_s: Callable[[], float],
         clock_ns: Callable[[], int],
         heat: Heat,
@@ -192,8 +194,8 @@ class CacheFigures:
     ) -> None:
         """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*.
 
-        *stored*: the bytes of blocks by tenant, counted here. *evicted*: the names that this
-        server, and the last one, evicted.
+        *stored*: the bytes of blocks by tenant, as *tenants* say, counted here. *evicted*: the
+        names that this server, and the last one, evicted.
         """
         self._heat: Final = heat
         self._age_ns: Final = age_ns
@@ -202,7 +204,7 @@ class CacheFigures:
         self._started_s: Final = monotonic_s()
         folders, names_max = Folders(index), settings.cache_directories_max
         self.tallies: Final = Tallies(index, folders, names_max)
-        self.held: Final = HeldByModel(folders, names_max, stored)
+        self.held: Final = HeldByModel(folders, names_max, stored, tenants)
         self.reuse: Final = ReuseWatch(space.capacity_bytes, evicted)
         self.looks: Final = Looks(monotonic_s, self._missed, self.reuse.was_evicted)
         #: The times from CREATE until a block is stored.

@@ -14,6 +14,7 @@ from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.model_names import FOLDERS, holder_of, model_of, model_of_folder
 from kvfs.core.types import LAST_INODE, NO_INODE, ROOT_INODE, InodeNo, InodeRecord
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.storage.index import Index
 
 #: Stands for directories or models beyond the limit. No real name has a slash.
@@ -100,22 +101,30 @@ class HeldByModel:
 
     follows: Final = frozenset(Why) - {Why.ATTRIBUTED, Why.FOUND}
 
-    def __init__(self, folders: Folders, names_max: int, stored: Taken) -> None:
-        """Give a row each to *names_max* models. *stored* is counted beside it, by tenant."""
+    def __init__(
+        self, folders: Folders, names_max: int, stored: Taken, tenants: TenantRules
+    ) -> None:
+        """Give a row each to *names_max* models. *stored* is counted beside it, by *tenants*."""
         self._folders: Final = folders
         self._names_max: Final = names_max
         self._stored: Final = stored
-        #: Whether a directory that tells a model was moved: the blocks below it count anew.
-        self.outdated = False
+        self._tenants: Final = tenants
+        #: Whether a directory that tells a model was moved.
+        self._tells_else = False
         self._last_told = (NO_INODE, b"", False)
         self._last = _Row()
         self.begin()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether blocks below some directory count anew: for another model, or tenant."""
+        return self._tells_else or self._tenants.outdated
 
     # ---- the scan ----
 
     def begin(self, is_new: Callable[[InodeNo], bool] = lambda _: False) -> None:
         """Begin to count: a scan finds all inodes but those that are new, which count at once."""
-        self.outdated = False
+        self._tells_else = self._tenants.outdated = False
         self._is_new = is_new
         #: Inodes up to this one are counted.
         self._reached = _NO_INODE_YET
@@ -158,7 +167,7 @@ class HeldByModel:
         self._forget_last()
         told = model_of_folder(before.name), self._folders.above(before.parent).model
         tells = model_of_folder(after.name), self._folders.above(after.parent).model
-        self.outdated = self.outdated or told != tells
+        self._tells_else = self._tells_else or told != tells
 
     def _count(self, record: InodeRecord, blocks: int, held_bytes: int) -> None:
         # Most names have the same directory, model and program as the one before.
@@ -167,7 +176,7 @@ class HeldByModel:
             self._last_told, self._last = told, self._row_of(record.parent, record.name)
         self._last.blocks += blocks
         self._last.held_bytes += held_bytes
-        self._stored.count(record.uid, held_bytes)
+        self._stored.count(self._tenants.of(record), held_bytes)
 
     def _row_of(self, parent: InodeNo, name: bytes) -> _Row:
         holder = holder_of(name, self._folders.above(parent).model) or UNKNOWN

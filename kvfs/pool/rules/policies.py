@@ -8,7 +8,7 @@ directories that set ``evict=together``, the units of a pool, are listed for wha
 
 import contextlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
@@ -21,11 +21,13 @@ from kvfs.core.directory_policy import (
     PIN,
     PREFIX,
     PUBLISH,
+    TENANT,
     TTL,
     VALUES,
     DirectoryPolicy,
     ttl_of,
 )
+from kvfs.core.entitlements import IS_TENANT
 from kvfs.core.errors import Damaged
 from kvfs.core.hints import NO_HINT, hint_of
 from kvfs.core.inode_rules import Ascent
@@ -43,10 +45,19 @@ class Policies:
 
     follows: Final = frozenset({Why.RENAMED, Why.ATTRIBUTED, Why.RECONCILED})
 
-    def __init__(self, index: Index, configured: Mapping[str, Mapping[str, str]]) -> None:
-        """*configured*: the settings' policies by path below the mountpoint (``/``: the root)."""
+    def __init__(
+        self,
+        index: Index,
+        configured: Mapping[str, Mapping[str, str]],
+        tenants: Container[bytes] = (),
+    ) -> None:
+        """*configured*: the settings' policies by path below the mountpoint (``/``: the root).
+
+        *tenants*: names of directories at the top of the mount that are tenants by the settings.
+        """
         self._index = index
         self._configured = configured
+        self._tenants = tenants
         self._cached: dict[InodeNo, DirectoryPolicy] = {}
         #: The shortest ttl of any directory since the start; None: there is none.
         self.shortest_ttl_s: float | None = None
@@ -89,10 +100,14 @@ class Policies:
             policy = known
         if len(self._cached) + len(below) > _CACHED_MAX:
             self._cached.clear()
-        path = path_of(self._index, directory) if self._configured else ""
+        # Above the first one that is to be found there is a known one, the root, or damage.
+        path, above = path_of(self._index, directory) if self._configured else "", directory
         for left, (directory, name) in zip(range(len(below), 0, -1), reversed(below), strict=True):
             path = _below(path, name) if self._configured else ""
             policy = self._with(policy, directory, path)
+            if above == ROOT_INODE != directory and self._is_tenant(directory, name):
+                policy = policy._replace(tenant=directory)
+            above = directory
             if left <= _CACHED_MAX:  # the upper part of a deeper tree is not cached
                 self._cached[directory] = policy
         return policy
@@ -128,6 +143,13 @@ class Policies:
                     hint = None if value == NO_HINT else hint_of(value)
                     inherited = inherited._replace(hint=hint)
         return inherited
+
+    def _is_tenant(self, directory: InodeNo, name: bytes) -> bool:
+        """Whether *directory*, *name* at the top of the mount, is a tenant: its attribute wins."""
+        with contextlib.suppress(Damaged):
+            if (said := self._index.xattr(directory, TENANT)) is not None:
+                return said == IS_TENANT
+        return name in self._tenants
 
     def _said(self, directory: InodeNo, path: str) -> list[tuple[bytes, bytes]]:
         """Return what *directory* itself sets; an attribute wins over the settings file."""

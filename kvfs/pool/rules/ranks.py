@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.account import Taken, Tenants
+from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.checksum import crc32c
 from kvfs.core.directory_policy import PIN, DirectoryPolicy
@@ -21,6 +21,7 @@ from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.policies import Policies
+from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.space import StayBounds
 from kvfs.storage.heat import Heat
 from kvfs.storage.heat_hints import ALWAYS_S, Told
@@ -208,7 +209,7 @@ class Ranks:
         hints: Hints,
         shares: LeaseShares,
         bounds: StayBounds,
-        tenants: Tenants,
+        tenants: TenantRules,
         empty_names_too_many: Callable[[], int],
     ) -> None:
         self._index = index
@@ -255,7 +256,7 @@ class Ranks:
             self._heat.put(
                 *(ino, record.allocated_bytes, rank, name_hash(record)),
                 used_s=used_s,
-                tenant=self._tenants[record.uid],
+                tenant=self._tenants.of(record),
             )
             if (policy.hint is not None or self._heat.is_hinted) and not policy.unit:
                 self._hints.bias(ino, rank, policy.hint)
@@ -281,10 +282,8 @@ class Ranks:
     def keep(self, ino: InodeNo, record: InodeRecord) -> None:
         """Keep block *ino* out of eviction plans until something about it changes."""
         if ino in self._heat:
-            tenant = self._tenants[record.uid]
-            self._heat.put(
-                ino, record.allocated_bytes, Rank.NEVER, name_hash(record), tenant=tenant
-            )
+            size_bytes, tenant = record.allocated_bytes, self._tenants.of(record)
+            self._heat.put(ino, size_bytes, Rank.NEVER, name_hash(record), tenant=tenant)
 
     def why_kept(self, ino: InodeNo, policy: DirectoryPolicy) -> str | None:
         """Return what keeps *ino*, in a directory with *policy*, from eviction; None: nothing."""

@@ -85,8 +85,11 @@ def test_what_is_set_goes_over_the_settings_file_until_it_is_taken_back(pool: Mo
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--quota", "1G"), "--user goes with --quota or --weight"),
-        (("--user", "1000"), "--user goes with --quota or --weight"),
+        (("--quota", "1G"), "--user or --directory goes with --quota or --weight"),
+        (("--user", "1000"), "--user or --directory goes with --quota or --weight"),
+        (("--user", "1000", "--directory", "a", "--quota", "1G"), "--user or --directory goes"),
+        (("--directory", "nothing", "--quota", "1G"), "'nothing' is no directory at the top of"),
+        (("--directory", "..", "--quota", "1G"), "'..' is no directory at the top of"),
         (("--user", "nobody-here", "--quota", "1G"), "--user: there is no user 'nobody-here'"),
         (("--user", "1000", "--quota", "much"), "--quota: 'much' is not a size"),
         (("--user", "1000", "--quota", "1G", "--weight", "0"), "--weight: 0 is outside"),
@@ -121,10 +124,13 @@ def test_only_root_gives_out_quotas_and_only_on_the_root_directory(pool: Mounted
 
 
 def test_the_commands_of_the_page_do_what_it_says(pool: Mounted) -> None:
+    (pool.path / "team-a").mkdir()
     said = [shlex.split(text, comments=True) for text in of("docs/tenants.md", "kvfs quota ")]
-    instead = {"/kv": str(pool.path), "alice": str(NOBODY), "500G": "5M"}
+    instead = {"/kv": str(pool.path), "alice": str(NOBODY), "500G": "5M", "2T": "6M"}
     for _, *words in said:
         run_kvfs(*(instead.get(word, word) for word in words))
-    assert len(said) == 3
+    assert len(said) == 4
+    assert tenants(pool)["/team-a"]["quota_bytes"] == 6 << 20
+    assert " /team-a " in f" {run_kvfs('quota', str(pool.path)).stdout}".replace("\n", " ")
     told = tenants(pool)[str(NOBODY)]
     assert (told["quota_bytes"], told["weight"]) == (None, 3.0)

@@ -20,7 +20,7 @@ HOSTILE, HONEST = NOBODY, OTHER
 
 
 @contextlib.contextmanager
-def bounded_pool(data_path: str, *more: str) -> Iterator[Mounted]:
+def bounded_pool(data_path: str, *more: str, kind: type[Mounted] = Mounted) -> Iterator[Mounted]:
     """Yield a mount of it on *data_path*, with *more* flags; fails when it logged an error."""
     skip_without_mounts()
     flags = [f"--data-path={data_path}", "--capacity", str(CAPACITY_BYTES), *more]
@@ -28,7 +28,7 @@ def bounded_pool(data_path: str, *more: str) -> Iterator[Mounted]:
     with (
         workplace("disk") as place,
         pool_source("tmpfs") as source,
-        Mounted(source, place / "kv", *flags) as mounted,
+        kind(source, place / "kv", *flags) as mounted,
     ):
         if data_path == "passthrough":
             require_passthrough(mounted)
