@@ -25,6 +25,8 @@ _UIDS_MAX: Final = 4096
 #: once it is less than a tenant has that only tries whether it may store.
 _FORGOTTEN_S: Final = 600.0
 _NOTHING_BYTES: Final = 64 << 10
+#: The share of a pool that is left to who has stored less, whoever keeps the rest from eviction.
+SPARE_SHARE: Final = 1 / 16
 
 
 def tenant_of_directory(ino: InodeNo) -> TenantId:
@@ -204,6 +206,7 @@ class Accounts:
         self.directories: Final[dict[TenantId, str]] = {}
         #: Bytes of blocks that have a name and are whole.
         self.stored: Final = Taken(self.tenants)
+        self.lately: Final = StoredLately(self.stored)
         #: Of these the bytes that are leased (leases.py).
         self.leased: Final = Taken(self.tenants)
         #: Bytes of slabs of living processes (lifecycle.py).
@@ -211,12 +214,27 @@ class Accounts:
         #: What is kept from eviction, as last counted: leases, slabs and pins, and open files
         #: (mount/files/held_shares.py).
         self.held: Final = Taken(self.tenants)
+        #: Of these the bytes of drafts.
+        self.drafts: Final = Taken(self.tenants)
+        #: All that is kept from eviction or cannot go, each byte once, as last counted.
+        self.kept_bytes = 0
         #: The bytes under pins when they were set (ranks.py), by owner.
         self.pinned: Final = Taken(self.tenants)
         #: Bytes of names and attributes that are never evicted; root's are not counted.
         self.names: Final = Taken(self.tenants)
         #: Open files that cost the server a descriptor (handles.py).
         self.open_files: Final = Taken(self.tenants)
+
+    def left_bytes(self, tenant: TenantId, whole_bytes: int) -> int | None:
+        """Return how much more of *whole_bytes* *tenant* may keep from eviction, by the last count.
+
+        What is left goes to others: what they have stored lately, and a part for those who have
+        little. Below 0 more is kept already than may be. None: there is no bound.
+        """
+        unheld_bytes = self.lately.unheld_bytes(tenant, whole_bytes, self.held)
+        if unheld_bytes is None:
+            return None
+        return whole_bytes - self.kept_bytes - unheld_bytes - int(whole_bytes * SPARE_SHARE)
 
     def shown(self, most: int, whole_bytes: int) -> dict[str, dict[str, float | None]]:
         """Return the accounts of the *most* tenants that store most, by uid or path, JSON-ready.

@@ -11,9 +11,9 @@ Only a pool that is nearly full has a bound, since before that nobody loses anyt
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
-from kvfs.core.account import ROOT, Accounts, StoredLately, Taken, TenantId
+from kvfs.core.account import ROOT, SPARE_SHARE, Accounts, Taken, TenantId
 from kvfs.core.errors import OverShare, TooManyOpen
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import HELD
@@ -32,8 +32,6 @@ _LOOK_S: Final = 2e-6
 _REST: Final = 64
 _NEAR_REST: Final = 8
 _NEAR: Final = 3 / 4
-#: This share of the pool nobody gets by holding more: those who have little open share it.
-_SPARE_SHARE: Final = 1 / 16
 #: A pool with more than this share free is not full. Eviction frees less at a time, or who holds
 #: too much would get what it has just freed.
 _FULL_SHARE: Final = 1 / 4
@@ -56,7 +54,7 @@ class HeldShares:
         self._tenants: Final = accounts.tenants
         self._directories: Final = accounts.directories
         self._quotas_bytes: Final = accounts.entitlements.quotas_bytes
-        self._lately: Final = StoredLately(accounts.stored)
+        self._lately: Final = accounts.lately
         self._handles: Final = handles
         self._leases: Final = leases
         self._heat: Final = heat
@@ -70,9 +68,7 @@ class HeldShares:
         self._near: set[TenantId] = set()
         #: Who keeps as much from eviction as its quota, without what it only reads.
         self._over_quota: set[TenantId] = set()
-        #: What nobody can have now, each block once, whoever and how many keep it; and what each
-        #: tenant keeps by open files.
-        self._kept_bytes = 0
+        #: What each tenant keeps by open files.
         self._by_files: Final = Taken(accounts.tenants)
         #: How often somebody was refused.
         self.refused = 0
@@ -84,8 +80,12 @@ class HeldShares:
         """
         over = self._is_over(uid) or (size_bytes > 0 and self._would_be_over(uid, size_bytes))
         if not over and (reads or not self._is_over_quota(uid)):
-            self._kept_bytes += size_bytes
+            self._accounts.kept_bytes += size_bytes
             return
+        self._refuse(uid, reads=reads)
+
+    def _refuse(self, uid: int, *, reads: bool = False) -> NoReturn:
+        """Raise OverShare, or TooManyOpen for who *reads*."""
         self.refused += 1
         who, held = self._accounts.name_of(self._tenants[uid]), self._accounts.held.by(uid)
         told = f"tenant {who} holds {format_size(held)}, more than its share"
@@ -132,6 +132,8 @@ class HeldShares:
         """Whether the tenant of *uid* would hold too much with *size_bytes* more."""
         if uid == ROOT or self._free_bytes > size_bytes:
             return False
+        if size_bytes > self._space.usable_bytes:
+            return False  # nobody has so much: it is refused for that
         self._look_after(_NEAR_REST)
         left_bytes = self._left_bytes(self._tenants[uid])
         if left_bytes is None or left_bytes >= size_bytes:
@@ -139,12 +141,7 @@ class HeldShares:
         return self._by_files.by(uid) + size_bytes >= self._few_bytes
 
     def _left_bytes(self, tenant: TenantId) -> int | None:
-        """Return how much more *tenant* may hold; None: whatever it can get."""
-        whole_bytes = self._space.usable_bytes
-        unheld_bytes = self._lately.unheld_bytes(tenant, whole_bytes, self._accounts.held)
-        if unheld_bytes is None:
-            return None
-        return whole_bytes - self._kept_bytes - unheld_bytes - self._spare_bytes
+        return self._accounts.left_bytes(tenant, self._space.usable_bytes)
 
     @property
     def _few_bytes(self) -> int:
@@ -153,7 +150,7 @@ class HeldShares:
 
     @property
     def _spare_bytes(self) -> int:
-        return int(self._space.usable_bytes * _SPARE_SHARE)
+        return int(self._space.usable_bytes * SPARE_SHARE)
 
     @property
     def _free_bytes(self) -> int:
@@ -196,13 +193,14 @@ class HeldShares:
         held, by_files, stays = accounts.held, self._by_files, Taken(tenants)
         held.begin_anew()
         by_files.begin_anew()
+        accounts.drafts.begin_anew()
         for kept in (accounts.leased, accounts.slabs, accounts.pinned):
             for tenant, kept_bytes in kept.rows().items():
                 held.count(tenant, kept_bytes)
                 stays.count(tenant, kept_bytes)
         pinned_bytes = self._heat.held_bytes[Rank.KEPT]
-        self._kept_bytes = accounts.leased.total + accounts.slabs.total + pinned_bytes
-        self._kept_bytes += accounts.names.total
+        accounts.kept_bytes = accounts.leased.total + accounts.slabs.total + pinned_bytes
+        accounts.kept_bytes += accounts.names.total
         holders = dict[InodeNo, set[TenantId]]()
         for handle in self._handles.held():
             opened, holder = handle.opened, self._holder(handle)
@@ -210,13 +208,14 @@ class HeldShares:
                 continue
             others = holders.setdefault(opened.ino, set())
             if not others and self._heat.held_as(opened.ino, Rank.KEPT) is None:
-                self._kept_bytes += opened.allocated_bytes
+                accounts.kept_bytes += opened.allocated_bytes
             if (tenant := tenants[holder]) not in others:
                 others.add(tenant)
                 held.count(holder, opened.allocated_bytes)
                 by_files.count(holder, opened.allocated_bytes)
                 if opened.writers:
                     stays.count(holder, opened.allocated_bytes)
+                    accounts.drafts.count(holder, opened.allocated_bytes)
         self._heat.lend(holders)
         self._lately.remember(self._looked_s)
         self._took_s = _LOOK_S * len(holders)

@@ -95,8 +95,8 @@ class Changes:
             files = self._files
             # A sparse file needs none yet; any other error will fail the ftruncate, too.
             with contextlib.suppress(NoSpace, OverShare, OSError):
-                lacking_bytes = size_bytes - opened.allocated_bytes
-                files.held.require_growth(handle, max(0, lacking_bytes))
+                lacking_bytes = self._store.blocks.allocations.growth_bytes(opened, wanted)
+                files.held.require_growth(handle, lacking_bytes)
                 await files.room.allocate(opened, wanted, files.about_to_wait)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:

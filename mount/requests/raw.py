@@ -143,8 +143,8 @@ class RawRequests:
     ) -> bytes:
         wanted = AllocationRequest(mode, offset_bytes, length_bytes)
         wait = self._late.about_to_wait
-        size_bytes = offset_bytes + length_bytes - handle.opened.allocated_bytes
-        self._held.require_growth(handle, max(0, size_bytes))
+        lacking_bytes = self._store.blocks.allocations.growth_bytes(handle.opened, wanted)
+        self._held.require_growth(handle, lacking_bytes)
         await self._room.allocate(handle.opened, wanted, wait)
         return b""
 

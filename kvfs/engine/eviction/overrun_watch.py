@@ -1,18 +1,21 @@
 """Drafts that grow without asking: checked at every tick, and stopped when no space is left.
 
 A passthrough writer allocates in the backing file system. What it takes beyond its reserve is found
-here, and space for its next writes is kept free. If it took space that was not there and nothing
-can be evicted, it is stopped: its bytes are freed, its close is ENOSPC, its name is removed.
+here, and space for its next writes is kept free. If it took space that was not there, and nothing
+can be evicted, or its tenant may keep no more from eviction (grown_drafts.py), it is stopped: its
+bytes are freed, its close is ENOSPC, its name is removed.
 """
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
+from kvfs.engine.eviction.grown_drafts import GrownDrafts
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
@@ -43,15 +46,27 @@ class OverrunWatch:
         pool = self._pool
         written = pool.open.inodes.written
         due = self._due()
-        lacking, kept = Counter[PoolDrive](), dict[PoolDrive, int]()
+        guesses, kept = dict[OpenInode, int](), dict[PoolDrive, int]()
         for opened in due:
             drive = pool.space.drives.of(opened.ino)
-            lacking[drive] += self._growth.measure(opened, now_s)
+            if next_bytes := self._growth.measure(opened, now_s):
+                guesses[opened] = next_bytes
             kept[drive] = max(kept.get(drive, 0), opened.outgrowing_bytes)
+        lacking = self._within_shares(guesses)
         for drive in pool.space.drives.all:
             drive.space.lacking_bytes = max(lacking[drive], kept.get(drive, 0))
             if written and drive.space.unclaimed_bytes < 0:
                 self._hold_the_bound(drive)
+
+    def _within_shares(self, guesses: Mapping[OpenInode, int]) -> Counter[PoolDrive]:
+        """Return how much of *guesses*, what drafts may take next, is kept free on each drive."""
+        lacking, pool = Counter[PoolDrive](), self._pool
+        if guesses:
+            grown = GrownDrafts(pool, pool.open.inodes.written.values())
+            for opened, next_bytes in guesses.items():
+                drive = pool.space.drives.of(opened.ino)
+                lacking[drive] += grown.may_take_bytes(opened, next_bytes)
+        return lacking
 
     def look_at_closing(self, opened: OpenInode) -> None:
         """Count what *opened* took since the last check, before it is closed; stop some drafts.
@@ -83,6 +98,9 @@ class OverrunWatch:
 
     def _hold_the_bound(self, drive: PoolDrive) -> None:
         pool = self._pool
+        if drive.space.overstepped_bytes:
+            for opened in GrownDrafts(pool, pool.open.inodes.written.values()).to_stop():
+                self.stop(opened)
         try:
             self._allocator.require_space(0, drive)
         except NotAtHand:

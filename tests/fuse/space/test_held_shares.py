@@ -114,9 +114,40 @@ def test_drafts_opened_before_they_are_written_count_as_they_grow(
             for _ in range(MANY // len(fds)):
                 hostile.os("write", fd, bytes(BLOCK_BYTES))
                 hostile.os("close", hostile.os("dup", fd))  # what it took is counted now
-    daemon = pool.status()["data_path"] == "daemon"
-    assert seen(pool.path) >= (SEEN_LEAST if daemon else SEEN_LEAST // 2)
+    assert seen(pool.path) >= SEEN_LEAST
     goes_on(honest, pool.path)
+
+
+def test_one_draft_that_grows_fast_takes_no_more_than_its_part(
+    pool: Mounted, hostile: Caller, honest: Caller
+) -> None:
+    """[held-shares] Nor is more kept free for what it may take next; others keep their part."""
+    half = CAPACITY_BYTES // BLOCK_BYTES // 2
+    fill(honest, pool.path, half)
+    fd = hostile.os("open", str(pool.path / "draft.tmp"), CREATE, 0o644)
+    for _ in range(half - 8):
+        hostile.os("write", fd, bytes(BLOCK_BYTES))
+    hostile.os("close", hostile.os("dup", fd))
+    assert seen(pool.path) >= SEEN_LEAST
+    with refused(errno.EDQUOT, errno.ENOSPC):
+        for _ in range(MANY):
+            hostile.os("write", fd, bytes(BLOCK_BYTES))
+            hostile.os("close", hostile.os("dup", fd))
+    assert seen(pool.path) >= SEEN_LEAST
+    goes_on(honest, pool.path)
+
+
+def test_what_is_allocated_at_once_is_no_more_than_its_part(
+    pool: Mounted, hostile: Caller, honest: Caller
+) -> None:
+    """[held-shares] Whoever asks for more is EDQUOT at once, before anything goes for it."""
+    half = CAPACITY_BYTES // BLOCK_BYTES // 2
+    fill(honest, pool.path, half)
+    fd = hostile.os("open", str(pool.path / "draft.tmp"), CREATE, 0o644)
+    with refused(errno.EDQUOT):
+        hostile.os("posix_fallocate", fd, 0, CAPACITY_BYTES * 3 // 4)
+    hostile.os("posix_fallocate", fd, 0, CAPACITY_BYTES // 4)
+    assert seen(pool.path) >= SEEN_LEAST
 
 
 def test_a_reader_holds_others_blocks_on_its_own_account(
