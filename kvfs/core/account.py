@@ -8,7 +8,7 @@ settings or an attribute name (entitlements.py): what lies below it is nobody el
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, NewType
 
 from kvfs.core.types import InodeNo
@@ -37,6 +37,11 @@ def tenant_of_directory(ino: InodeNo) -> TenantId:
 def is_directory(tenant: TenantId) -> bool:
     """Whether *tenant* is a directory, and no user."""
     return tenant >= _DIRECTORIES
+
+
+def directory_of_tenant(tenant: TenantId) -> InodeNo:
+    """Return the directory that *tenant*, one of them, is."""
+    return InodeNo(tenant - _DIRECTORIES)
 
 
 class UidRange(NamedTuple):
@@ -144,11 +149,19 @@ class Entitlements:
         """
         self._configured: Final = dict(configured)
         self._of: Final = dict(configured)
-        self.idle_s: Final = idle_s
+        self.idle_s = idle_s
         #: How many bytes each tenant that has a quota may store.
         self.quotas_bytes: Final[dict[TenantId, int]] = {}
         for tenant, entitled in configured.items():
             self.entitle(tenant, entitled)
+
+    def begin_anew(self, configured: Mapping[TenantId, Entitlement], idle_s: float) -> None:
+        """The settings say else now, as in the constructor; what attributes say is to be told."""
+        for table in (self._configured, self._of, self.quotas_bytes):
+            table.clear()
+        self.idle_s = idle_s
+        for tenant, entitled in configured.items():
+            self.configure(tenant, entitled)
 
     def entitle(self, tenant: TenantId, entitled: Entitlement) -> None:
         """Let *tenant* store what it is *entitled* to from now on."""
@@ -159,7 +172,7 @@ class Entitlements:
             self.quotas_bytes[tenant] = entitled.quota_bytes
 
     def configure(self, tenant: TenantId, entitled: Entitlement) -> None:
-        """The settings say now what *tenant*, a directory, is *entitled* to; nothing else does."""
+        """The settings say now what *tenant* is *entitled* to; nothing else does yet."""
         self._configured[tenant] = entitled
         self.entitle(tenant, entitled)
 
@@ -176,9 +189,9 @@ class Entitlements:
         """Return what *tenant* may store."""
         return self._of.get(tenant, NO_ENTITLEMENT)
 
-    def named(self) -> Iterable[TenantId]:
+    def named(self) -> Collection[TenantId]:
         """Return the tenants that are entitled to else than others."""
-        return self._of
+        return self._of.keys()
 
     def share_bytes(self, tenant: TenantId, whole_bytes: int, storing: Iterable[TenantId]) -> int:
         """Return what *tenant* may store of *whole_bytes* while those that are *storing* want more.

@@ -37,6 +37,8 @@ RELOADABLE: Final = frozenset(
         "ready_share",
         "ready_extents_max",
         "stop_timeout_s",
+        "tenant_idle_s",
+        "tenants",
     }
 )
 

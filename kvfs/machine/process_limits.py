@@ -14,7 +14,7 @@ import os
 import resource
 from typing import Final
 
-from kvfs.core.account import Accounts, Entitlements, Tenants, ranges_in
+from kvfs.core.account import Accounts, Entitlement, Entitlements, TenantId, Tenants, ranges_in
 from kvfs.core.entitlements import entitled
 from kvfs.core.errors import ToolMissing
 from kvfs.core.settings import OPEN_FILES_MIN, Settings
@@ -180,11 +180,22 @@ def accounts_of(settings: Settings) -> tuple[Accounts, list[str]]:
     Users are looked up in /etc/passwd alone: a directory service could keep a start waiting. Also a
     line for each user who is not there.
     """
-    rows = [line.split(":") for line in _text_of("/etc/passwd").splitlines()]
-    users = {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdecimal()}
-    tenants = Tenants(ranges_in(_text_of(settings.subuid_file), users))
-    found, remarks = entitled(settings.tenants, users, tenants)
+    tenants = Tenants(ranges_in(_text_of(settings.subuid_file), _users()))
+    found, remarks = entitled_users(settings, tenants)
     return Accounts(tenants, Entitlements(found, settings.tenant_idle_s)), remarks
+
+
+def entitled_users(
+    settings: Settings, tenants: Tenants
+) -> tuple[dict[TenantId, Entitlement], list[str]]:
+    """Return what the setting ``tenants`` says of users; a line for each who is not there."""
+    return entitled(settings.tenants, _users(), tenants)
+
+
+def _users() -> dict[str, int]:
+    """Return the uids of /etc/passwd, by name."""
+    rows = [line.split(":") for line in _text_of("/etc/passwd").splitlines()]
+    return {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdecimal()}
 
 
 def _text_of(path: str) -> str:

@@ -73,6 +73,11 @@ class Policies:
             if TTL in changed.gained:
                 self.note_ttl(changed.gained[TTL])
 
+    def name_tenants(self, tenants: Container[bytes]) -> None:
+        """The settings name others, as for the constructor."""
+        self._tenants = tenants
+        self.clear()
+
     def note_ttl(self, value: bytes) -> None:
         """Note that a directory has the ttl *value*; an invalid one is ignored."""
         with contextlib.suppress(ValueError):

@@ -10,7 +10,14 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from kvfs.core.account import NO_ENTITLEMENT, Accounts, Entitlement, TenantId, tenant_of_directory
+from kvfs.core.account import (
+    NO_ENTITLEMENT,
+    Accounts,
+    Entitlement,
+    TenantId,
+    directory_of_tenant,
+    tenant_of_directory,
+)
 from kvfs.core.changed import Changed, Why
 from kvfs.core.directory_policy import TENANT
 from kvfs.core.entitlements import entitled_by, said_by, with_said
@@ -49,12 +56,40 @@ class TenantRules:
         self._named = named
         #: Whether blocks that no change told of are another tenant's now.
         self.outdated = False
+        self._learn_all()
+
+    def configure(
+        self,
+        users: Mapping[TenantId, Entitlement],
+        named: Mapping[bytes, Entitlement],
+        idle_s: float,
+    ) -> None:
+        """The settings say else now; what attributes say still goes over them.
+
+        *users* and *idle_s*: as for ``Entitlements``.
+        """
+        entitlements, directories = self._accounts.entitlements, self._accounts.directories
+        weighed, before = set(entitlements.named()), dict(directories)
+        self._named = named
+        self._policies.name_tenants(named)
+        entitlements.begin_anew(users, idle_s)
+        self._learn_all()
+        for tenant in before:
+            ino = directory_of_tenant(tenant)
+            if (record := self.index.inode_or_miss(ino)) is not None:
+                self.learn_directory(ino, record)
+        for tenant in weighed.union(entitlements.named()):
+            self._heat.weigh(tenant)
+        self.outdated |= before.keys() != directories.keys()
+
+    def _learn_all(self) -> None:
+        """Learn what attributes of the root say, and the directories that the settings name."""
         for name, value in self._attributes(ROOT_INODE).items():
             self._learn(name, value)
-        for name in named:
-            ino = index.lookup(ROOT_INODE, name)
-            record = None if ino is None else index.inode_or_miss(ino)
-            if ino is not None and record is not None:
+        for name in self._named:
+            ino = self.index.lookup(ROOT_INODE, name)
+            record = None if ino is None else self.index.inode_or_miss(ino)
+            if ino is not None and record is not None and stat.S_ISDIR(record.mode):
                 self.learn_directory(ino, record)
 
     def of(self, record: InodeRecord) -> TenantId:

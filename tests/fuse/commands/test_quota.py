@@ -3,7 +3,8 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import pytest
 from tests.fuse.conftest import NOBODY, OTHER
 from tests.support.clients.callers import Caller
 from tests.support.clients.stepping import until
-from tests.support.mounts.bounded_pool import BLOCK_BYTES, bounded_pool, store
+from tests.support.mounts.bounded_pool import BLOCK_BYTES, bounded_pool, store, store_whole
 from tests.support.mounts.mounting import Mounted, run_kvfs
 from tests.support.rules.documented import of
 
@@ -80,6 +81,42 @@ def test_what_is_set_goes_over_the_settings_file_until_it_is_taken_back(pool: Mo
         (("--quota", "default"), 50 << 20),
     ):
         assert tenants(pool, "--user", str(OTHER), *flags)[str(OTHER)]["quota_bytes"] == quota_bytes
+
+
+def test_a_reload_takes_over_the_settings_and_what_is_set_still_goes_over_them(
+    pool: Mounted, tmp_path: Path
+) -> None:
+    """Weights, quotas and directories that are tenants, while the mount serves."""
+    settings = tmp_path / "kv.toml"
+    (pool.path / "team").mkdir()
+    with Caller(NOBODY, NOBODY) as caller:
+        (pool.path / "team").chmod(0o777)
+        store_whole(caller, pool.path / "team/block")
+    tenants(pool, "--user", str(NOBODY), "--quota", "7M")
+
+    def reloads(text: str, expected: Mapping[str, Mapping[str, float | None]]) -> None:
+        settings.write_text(text)
+        os.kill(pool.server_pid, signal.SIGHUP)
+
+        def is_told() -> bool:
+            found = tenants(pool)
+            return all(row.items() <= found.get(who, {}).items() for who, row in expected.items())
+
+        until(is_told, text)
+
+    first = f'[tenants.{NOBODY}]\nweight = 5\nquota = "9M"\n[tenants."/team"]\nquota = "8M"\n'
+    own = {"weight": 5.0, "quota_bytes": 7 << 20, "stored_bytes": 0}
+    team = {"quota_bytes": 8 << 20, "stored_bytes": BLOCK_BYTES}
+    reloads(first, {str(NOBODY): own, "/team": team})
+    assert str(OTHER) not in tenants(pool)
+    reloads("", {str(NOBODY): {**own, "weight": 1.0, "stored_bytes": BLOCK_BYTES}})
+    assert "/team" not in tenants(pool)
+    settings.write_text("[tenants.nobody-here]\nweight = 2\n")
+    os.kill(pool.server_pid, signal.SIGHUP)
+    until(lambda: bool(pool.errors()), "it says so")
+    (line,) = pool.errors()
+    assert "settings not reloaded: tenants: 'nobody-here' is no user of /etc/passwd" in line
+    pool.log_file.write_text("")
 
 
 @pytest.mark.parametrize(
