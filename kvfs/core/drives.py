@@ -7,7 +7,7 @@ number is serial. So it is the same as one of drive 0.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvfs.core.errors import Damaged
 from kvfs.core.types import DriveNo, InodeNo
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: A pool has at most so many drives.
 DRIVES_MAX: Final = 256
@@ -57,17 +57,17 @@ class Numbering:
         return InodeNo(drive << self._shift | serial)
 
 
-class ByDrive(Generic[T]):
+class ByDrive(Generic[T_co]):
     """One thing for each drive of a pool, in the order of their numbers."""
 
-    def __init__(self, things: Sequence[T]) -> None:
+    def __init__(self, things: Sequence[T_co]) -> None:
         self.all: Final = tuple(things)
         self._drive = Numbering(len(things)).drive
         only = self.all[0]
         #: Returns the thing of the drive that holds an inode's file. Raises Damaged if none does.
-        self.of: Final[Callable[[InodeNo], T]] = self._of if self.all[1:] else lambda _: only
+        self.of: Final[Callable[[InodeNo], T_co]] = self._of if self.all[1:] else lambda _: only
 
-    def _of(self, ino: InodeNo) -> T:
+    def _of(self, ino: InodeNo) -> T_co:
         try:
             return self.all[self._drive(ino)]
         except IndexError:
@@ -144,10 +144,12 @@ class FillRates:
         #: How often each drive could have been filled with what was stored on it.
         self._filled = [0.0] * len(capacities_bytes)
 
-    def is_ahead(self, drive: DriveNo) -> bool:
-        """Whether *drive* was given more than its part of what was stored lately."""
-        pairs = zip(self._filled, self._capacities_bytes, strict=True)
-        return self._filled[drive] > min(filled for filled, able in pairs if able) + _AHEAD
+    def is_ahead(self, drive: DriveNo, among: Iterable[DriveNo]) -> bool:
+        """Whether *drive* was given more than its part of what was stored lately.
+
+        *among*: the drives that can hold anything and get blocks now.
+        """
+        return self._filled[drive] > min(self._filled[each] for each in among) + _AHEAD
 
     def stored(self, drive: DriveNo, size_bytes: int) -> None:
         """Note that *size_bytes* were stored on *drive*."""

@@ -81,7 +81,7 @@ def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
 
 
 class DeviceState(StrEnum):
-    """How a device answers a small read, by the time that it takes (engine/device_probe.py)."""
+    """How a device answers a small read, by the time that it takes (pool/space/device_probe.py)."""
 
     SERVING = "serving"
     SLOW = "slow"

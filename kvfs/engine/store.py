@@ -18,7 +18,8 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
-from kvfs.engine.device_watch import DeviceWatch, DeviceWear
+from kvfs.engine.device_watch import DeviceWatch
+from kvfs.engine.device_wear import DeviceWear, whole_wear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_names_and_age import Expiry, IndexGrowth, NameEviction
@@ -51,6 +52,7 @@ from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.device_probe import worst_answer
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
@@ -123,7 +125,7 @@ class Store:
         self._quota_eviction = QuotaEviction(self.pool, self.reclaim)
         self.expiry = Expiry(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
-        self.device_wear = DeviceWear(device.pool_fd)
+        self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
@@ -174,7 +176,7 @@ class Store:
             self.expiry.run_due,
             self._save_heat,
             pool.figures.run_due,
-            self.device_wear.run_due,
+            *(wear.run_due for wear in self.device_wears),
             lambda _: self._fetch_ahead.run_due(),
             self._sweep_on,
             self.durable_pass.run_due,
@@ -341,7 +343,7 @@ class Store:
             "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(self.pool)),
             "cache": {
                 **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
-                "device": self.device_wear.shown(),
+                "device": whole_wear(self.device_wears),
             },
             "store_times": self.pool.figures.store_times.shown(),
             "blocks": counters.blocks,
@@ -367,7 +369,7 @@ class Store:
             "strays": self.pool.space.strays.describe(self.pool.age_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
             "damaged_rows": self.pool.damage.misses,
-            **self.device_watch.probe.describe(),
+            **worst_answer(self.pool.space.probes.all),
             **self.pool.durable.index_log.describe(self.pool.monotonic_s()),
             "reconcile": self.reconcile.describe(),
         }

@@ -209,7 +209,7 @@ class Allocator:
             fits = self.reach.fit(size_bytes, drive) is Fit.NOW
             self._make_room(size_bytes if fits else -space.lacking_bytes, drive)
             if space.coming_bytes and size_bytes > space.unclaimed_bytes:
-                raise NotAtHand.under_way("space", stores=True)
+                raise NotAtHand.under_way("space", stores=True, ino=drive.ino)
         space.require(size_bytes)
         drive.headroom.count(size_bytes, self._monotonic_s())
 

@@ -105,7 +105,9 @@ class Pool:
             self.space = space_parts(
                 *(device, settings, self.drive_counts.of_all(self.counters), self.numbers),
                 *(self.extents, self.background, self.syscalls, accounts),
+                monotonic_s=monotonic_s,
             )
+            stack.callback(self.space.close)
             self.open = self._open_parts()
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)

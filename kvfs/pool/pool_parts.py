@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvfs.core.account import Accounts
-from kvfs.core.drives import ByDrive
+from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
 from kvfs.core.records import DriveCount
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, DriveNo, InodeNo
+from kvfs.core.types import FIRST_DRIVE, NO_INODE, DriveNo, InodeNo
 from kvfs.devices import Device
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
@@ -24,6 +24,7 @@ from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import Policies, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.pool.rules.tenant_rules import TenantRules
+from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
@@ -50,10 +51,17 @@ class SpaceParts:
     first: Space
     #: What is taken of the drive that holds an inode's file.
     of: Callable[[InodeNo], Space]
+    #: Whether each drive answers.
+    probes: ByDrive[DeviceProbe]
     bounds: StayBounds
     accounts: Accounts
     node_shares: NodeShares
     strays: Strays
+
+    def close(self) -> None:
+        """Wait for the probes under way."""
+        for probe in self.probes.all:
+            probe.close()
 
 
 def space_parts(
@@ -65,12 +73,14 @@ def space_parts(
     background: Background,
     syscalls: Syscalls,
     accounts: Accounts,
+    monotonic_s: Callable[[], float],
 ) -> SpaceParts:
     """Return the first group: all others count in it. Raises OSError.
 
     *counts*: what blocks hold of each drive, by number.
     """
-    drives = ByDrive(list(_drives(device, settings, counts, background)))
+    probes = _probes(device.pool_fds, settings.device_silent_s, syscalls, monotonic_s)
+    drives = ByDrive(list(_drives(device, settings, counts, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
     taken = whole_of(spaces.all)
     files = StrayFiles(device.pool_fds, syscalls, extents)
@@ -85,6 +95,7 @@ def space_parts(
         drives=drives,
         first=spaces.all[FIRST_DRIVE],
         of=spaces.of,
+        probes=ByDrive(probes),
         bounds=StayBounds(
             lambda: taken.usable_bytes,
             lease_max=settings.lease_max,
@@ -96,17 +107,34 @@ def space_parts(
     )
 
 
+def _probes(
+    pool_fds: Sequence[int], silent_s: float, syscalls: Syscalls, monotonic_s: Callable[[], float]
+) -> list[DeviceProbe]:
+    """Return a probe for each drive, by number. Raises OSError."""
+    names = [f"drive {number}" for number in range(len(pool_fds))]
+    return [
+        DeviceProbe(pool_fd, silent_s, monotonic_s, syscalls, name=name)
+        for pool_fd, name in zip(pool_fds, names if names[1:] else ["the device"], strict=True)
+    ]
+
+
 def _drives(
-    device: Device, settings: Settings, counts: Sequence[DriveCount], background: Background
+    device: Device,
+    settings: Settings,
+    counts: Sequence[DriveCount],
+    background: Background,
+    probes: Sequence[DeviceProbe],
 ) -> Iterator[PoolDrive]:
     """Yield the pool's drives, of which the index counts *counts*, by number."""
-    sources = (device, *device.more)
-    for number, (source, capacity_bytes, count) in enumerate(
-        zip(sources, _capacities_bytes(device, settings), counts, strict=True)
+    sources, numbering = (device, *device.more), Numbering(len(probes))
+    for number, (source, capacity_bytes, count, probe) in enumerate(
+        zip(sources, _capacities_bytes(device, settings), counts, probes, strict=True)
     ):
         space = Space(capacity_bytes, count.used_bytes)
         yield PoolDrive(
             number=DriveNo(number),
+            ino=numbering.inode(DriveNo(number), NO_INODE),
+            probe=probe,
             space=space,
             headroom=Headroom(capacity_bytes),
             device_room=DeviceRoom(space, source.free_bytes),

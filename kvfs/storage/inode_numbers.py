@@ -8,6 +8,7 @@ Each drive of a pool has its own INODES, which is asked for its own inodes only.
 in them are given out in one row (drives.py). A start goes on behind the last of all ends.
 """
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from kvfs.core.checksum import CRC32C_RESIDUE, crc32c
 from kvfs.core.drives import SERIAL_END, Numbering
 from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
-from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, INODE_END, DriveNo, InodeNo
+from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, INODE_END, NO_INODE, DriveNo, InodeNo
 from kvfs.storage.syscalls import Syscalls
 
 #: Numbers made durable at a time: one fsync in 65,536 creates. A start skips as many of 2**64.
@@ -156,10 +157,11 @@ class InodeNumbers:
     def require(self, *, at_once: bool, drive: DriveNo = FIRST_DRIVE) -> None:
         """Raise NotAtHand if ``give_out`` would wait for *drive*, unless *at_once*."""
         if not at_once and self._next >= self._ranges[drive].end:
-            raise NotAtHand("a range of inode numbers", lambda: self._fetch, stores=True)
+            fetch, ino = functools.partial(self._fetch, drive), self._inode(drive, NO_INODE)
+            raise NotAtHand("a range of inode numbers", lambda: fetch, stores=True, ino=ino)
 
-    def _fetch(self) -> Callable[[], None]:
-        self.refill()
+    def _fetch(self, drive: DriveNo) -> Callable[[], None]:
+        self._ranges[drive].refill(self._next)
         return lambda: None
 
     def give_out(self, drive: DriveNo = FIRST_DRIVE) -> InodeNo:

@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
+from kvfs.core.drives import ByDrive
 from kvfs.core.errors import DeviceSilent, NotAtHand
 from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.pool.open.open_inodes import OpenInode
@@ -34,7 +35,7 @@ _Follow = Callable[[], None]
 
 
 class Probe(Protocol):
-    """Knows whether the device answers."""
+    """Knows whether a drive answers."""
 
     @property
     def is_suspect(self) -> bool:
@@ -59,14 +60,15 @@ class DeviceAsks:
         self,
         background: Background,
         about_to_wait: AboutToWait,
-        probe: Probe,
+        probes: ByDrive[Probe],
         deadline_s: float,
         store_deadline_s: float,
     ) -> None:
         """*about_to_wait* is called by handlers of pyfuse3 before they wait."""
         self._background = background
         self.about_to_wait = about_to_wait
-        self._probe = probe
+        self._probes: Final = probes.all
+        self._probe_of: Final = probes.of
         self._deadline_s = deadline_s
         self._store_deadline_s = store_deadline_s
         self._waiting = 0
@@ -77,22 +79,27 @@ class DeviceAsks:
         """Return once what was lacking is there. Raises DeviceSilent, and what its work raises."""
         threads, wait = self._background.of(lack.ino), _Wait()
         thread = threads.device if lack.in_order else threads.asks
-        if (lack.stores or thread.is_crowded) and self._probe.is_suspect:
+        probe = self._probe_of(lack.ino)
+        if (lack.stores or thread.is_crowded) and probe.is_suspect:
             self._refuse()
         thread.submit(lack.begin(), wait.end, failed=wait.fail, at_once=True)
-        await self._until(wait, about_to_wait, stores=lack.stores)
+        await self._until(wait, probe, about_to_wait, stores=lack.stores)
 
-    def require_room(self) -> None:
-        """Raise DeviceSilent for a store whose work would wait behind too much already."""
-        if self._background.is_crowded and self._probe.is_suspect:
+    def require_room(self, ino: InodeNo) -> None:
+        """Raise DeviceSilent for a change of *ino* whose work would wait behind too much already.
+
+        Raises Damaged.
+        """
+        if self._background.of(ino).device.is_crowded and self._probe_of(ino).is_suspect:
             self._refuse()
 
-    def require_device(self) -> None:
-        """Raise DeviceSilent for a store that surely needs the device, if that is silent.
+    def require_device(self, ino: InodeNo) -> None:
+        """Raise DeviceSilent for a store that surely needs *ino*'s drive, if that is silent.
 
-        Not if it only seems so: on a busy machine that may be the probe's own fault.
+        Not if it only seems so: on a busy machine that may be the probe's own fault. Raises
+        Damaged.
         """
-        if self._probe.is_silent:
+        if self._probe_of(ino).is_silent:
             self._refuse()
 
     async def settle(self, opened: OpenInode, about_to_wait: AboutToWait | None = None) -> None:
@@ -113,7 +120,7 @@ class DeviceAsks:
         """
         wait = _Wait()
         self._background.of(ino).device.after_all(wait.done.set)
-        await self._until(wait, about_to_wait, stores=True)
+        await self._until(wait, self._probe_of(ino), about_to_wait, stores=True)
 
     def after_all(self, follow: Callable[[], None], ino: InodeNo) -> None:
         """Do *follow* once the thread of *ino*'s drive has done what it was given until now."""
@@ -157,7 +164,7 @@ class DeviceAsks:
         The descriptor is its own: it may go on when nobody waits for it any more. Raises
         DeviceSilent, and what *work* raises.
         """
-        threads = self._transfers_of(ino)
+        threads, probe = self._transfers_of(ino)
         own_fd = os.dup(fd)
 
         def do() -> R:
@@ -166,7 +173,7 @@ class DeviceAsks:
             finally:
                 os.close(own_fd)
 
-        return await self._in_thread(threads, do, about_to_wait, stores=stores)
+        return await self._in_thread(threads, probe, do, about_to_wait, stores=stores)
 
     async def compare(self, work: Callable[[], R], *, ino: InodeNo, stores: bool) -> R:
         """Return what *work* does in a thread, for a handler: it reads all of block *ino*.
@@ -174,18 +181,19 @@ class DeviceAsks:
         That may take longer than the deadline, as long as the device answers. Raises DeviceSilent,
         and what *work* raises.
         """
-        threads = self._transfers_of(ino)
-        return await self._in_thread(threads, work, None, stores=stores, is_long=True)
+        threads, probe = self._transfers_of(ino)
+        return await self._in_thread(threads, probe, work, None, stores=stores, is_long=True)
 
-    def _transfers_of(self, ino: InodeNo) -> DeviceThread:
-        threads = self._background.of(ino).transfers
-        if threads.is_crowded and self._probe.is_suspect:
+    def _transfers_of(self, ino: InodeNo) -> tuple[DeviceThread, Probe]:
+        threads, probe = self._background.of(ino).transfers, self._probe_of(ino)
+        if threads.is_crowded and probe.is_suspect:
             self._refuse()
-        return threads
+        return threads, probe
 
     async def _in_thread(
         self,
         threads: DeviceThread,
+        probe: Probe,
         work: Callable[[], R],
         about_to_wait: AboutToWait | None,
         *,
@@ -198,17 +206,20 @@ class DeviceAsks:
             return functools.partial(results.append, work())
 
         threads.submit(do, wait.end, failed=wait.fail)
-        await self._until(wait, about_to_wait, stores=stores, is_long=is_long)
+        await self._until(wait, probe, about_to_wait, stores=stores, is_long=is_long)
         return results[0]
 
     def require_answers(self, since_s: float) -> None:
-        """Raise DeviceSilent if the device seems silent, and a wait since *since_s* is too long."""
-        if self._probe.is_suspect and trio.current_time() - since_s >= self._deadline_s:
+        """Raise DeviceSilent if a drive seems silent, and a wait since *since_s* is too long."""
+        if trio.current_time() - since_s < self._deadline_s:
+            return
+        if any(probe.is_suspect for probe in self._probes):
             self._refuse()
 
     async def _until(
         self,
         wait: "_Wait",
+        probe: Probe,
         about_to_wait: AboutToWait | None,
         *,
         stores: bool,
@@ -217,14 +228,20 @@ class DeviceAsks:
         if not wait.done.is_set():
             self._waiting += 1
             try:
-                await self._wait_for(wait, about_to_wait, stores=stores, is_long=is_long)
+                await self._wait_for(wait, probe, about_to_wait, stores=stores, is_long=is_long)
             finally:
                 self._waiting -= 1
         if wait.error is not None:
             raise wait.error
 
     async def _wait_for(
-        self, wait: "_Wait", about_to_wait: AboutToWait | None, *, stores: bool, is_long: bool
+        self,
+        wait: "_Wait",
+        probe: Probe,
+        about_to_wait: AboutToWait | None,
+        *,
+        stores: bool,
+        is_long: bool,
     ) -> None:
         """Return when *wait* is over. Raises DeviceSilent if that takes too long.
 
@@ -242,13 +259,13 @@ class DeviceAsks:
                     return
                 if resume is None and about_to_wait is not None:
                     resume = about_to_wait()
-                self._probe.hurry()
+                probe.hurry()
                 refusable = stores or self._waiting > _WAITING_MAX
-                is_suspect = self._probe.is_suspect
+                is_suspect = probe.is_suspect
                 waited_s = trio.current_time() - begun_s
                 is_late = waited_s >= self._deadline_s and (is_suspect or not is_long)
                 is_late_store = stores and waited_s >= self._store_deadline_s
-                if is_late or (refusable and is_suspect) or (is_late_store and self._probe.is_slow):
+                if is_late or (refusable and is_suspect) or (is_late_store and probe.is_slow):
                     self._refuse()
         finally:
             if resume is not None:

@@ -61,7 +61,7 @@ class Files:
         self.asks = DeviceAsks(
             port.store.pool.background,
             request.about_to_wait,
-            port.store.device_watch.probe,
+            port.store.pool.space.probes,
             port.store.pool.settings.device_deadline_s,
             port.store.pool.settings.device_silent_s,
         )
@@ -83,7 +83,7 @@ class Files:
         if not flags & NOT_A_READER:
             return self._open_to_read(ino, flags)
         # Before anything is changed for it: an O_TRUNC would cost the block its name.
-        self.asks.require_device()
+        self.asks.require_device(ino)
         self._admission.require_writer(self.held.directory_of(ino))
         writer, maker = is_writer(flags), self.requester()
         opened = self.store.blocks.open(

@@ -221,7 +221,7 @@ class SpaceQueue:
 
         Raises DeviceSilent, OSError.
         """
-        await self._asks.in_order(about_to_wait)  # what is being freed is free first
+        await self._asks.in_order(about_to_wait, ino=ino)  # what is being freed is free first
         self._store.pool.space.drives.of(ino).device_room.refused()
 
     async def find_to_begin(self, about_to_wait: AboutToWait) -> None:

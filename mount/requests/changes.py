@@ -69,9 +69,9 @@ class Changes:
         opened = self._store.pool.open.inodes.get(ino)
         # Its extent changes, too. Else only the index does, and later its identity.
         if change.size_bytes is not None:
-            self._files.asks.require_device()
+            self._files.asks.require_device(ino)
         elif opened is not None and opened.writers:
-            self._files.asks.require_room()
+            self._files.asks.require_room(ino)
         if fh is not None and change.size_bytes:
             await self._allocate_length(fh, change.size_bytes)
         if (change.mode, change.uid, change.gid) == (None, None, None):

@@ -95,7 +95,8 @@ def stored(capacities_bytes: list[int], sizes_bytes: list[int]) -> list[float]:
     turns, rates, place = DriveTurns(capacities_bytes), FillRates(capacities_bytes), 0
     held = [0] * len(capacities_bytes)
     for size_bytes in sizes_bytes:
-        drive = next(each for each in turns.order(place) if not rates.is_ahead(each))
+        order = turns.order(place)
+        drive = next(each for each in order if not rates.is_ahead(each, order))
         place = turns.after(place, drive)
         rates.stored(drive, size_bytes)
         held[drive] += size_bytes
@@ -108,12 +109,23 @@ def test_no_drive_is_given_more_than_its_part_whatever_the_sizes(sizes_bytes: li
     assert max(filled) - min(filled) <= 1 / 64 + max(sizes_bytes) / (2 * GIB)
 
 
+BOTH = (DriveNo(0), DriveNo(1))
+
+
+def test_a_drive_is_ahead_of_those_that_get_blocks() -> None:
+    rates = FillRates([GIB, GIB, GIB])
+    for drive in BOTH:
+        rates.stored(drive, GIB // 8)
+    assert rates.is_ahead(DriveNo(0), (*BOTH, DriveNo(2)))
+    assert not rates.is_ahead(DriveNo(0), BOTH)
+
+
 def test_a_drive_that_was_away_is_not_given_all_at_once() -> None:
     rates = FillRates([GIB, GIB])
     rates.stored(DriveNo(0), 100 * GIB)
-    assert rates.is_ahead(DriveNo(0))
+    assert rates.is_ahead(DriveNo(0), BOTH)
     rates.stored(DriveNo(1), GIB // 16)
-    assert not rates.is_ahead(DriveNo(0))
+    assert not rates.is_ahead(DriveNo(0), BOTH)
 
 
 @given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=12).filter(any), st.integers(0, 900))

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from kvfs.core.pool_layout import INODES
-from kvfs.engine.device_watch import DeviceProbe
+from kvfs.pool.space.device_probe import DeviceProbe, worst_answer
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 
@@ -113,10 +113,10 @@ def test_a_device_is_slow_and_then_silent_and_says_so(
     probed.calls.answers.clear()
     assert probed.tick() == "serving"
     assert probed.tick(1.0) == "slow"
-    assert probed.probe.describe() == {"device_state": "slow", "device_silent_s": 0.0}
+    assert worst_answer([probed.probe]) == {"device_state": "slow", "device_silent_s": 0.0}
     assert probed.tick(4.0) == "silent"
     assert probed.tick(60.0) == "silent"
-    assert probed.probe.describe() == {"device_state": "silent", "device_silent_s": 65.0}
+    assert worst_answer([probed.probe]) == {"device_state": "silent", "device_silent_s": 65.0}
     probed.calls.answers.set()
     assert probed.take_answer() == "slow", "until the next one has answered in time"
     assert probed.ask() == "serving"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.engine.device_watch import DeviceWear
+from kvfs.engine.device_wear import DeviceWear, whole_wear
 from kvfs.machine.hardware import drives_below, endurance_left, left_of, written_bytes
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import loop_device
@@ -83,3 +83,20 @@ def test_a_drive_that_does_not_answer_is_waited_for_by_nobody(tmp_path: Path) ->
     assert len(asked) <= 1
     answers.set()
     until(lambda: wear.shown()["endurance_left"] == 0.5, "the drive's answer")
+
+
+def test_drives_together_have_the_endurance_of_the_most_worn(tmp_path: Path) -> None:
+    """What one drive does not tell is not known of it, and does not hide the others."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    wears = [
+        DeviceWear(fd, lambda _, told=told: told.pop(0), lambda _, left=left: left)
+        for told, left in (([100, 400, 700], 0.9), ([5, 15, 25], 0.4), ([None, None, None], None))
+    ]
+    os.close(fd)
+    for now_s in (0.0, 10.0):
+        for wear in wears:
+            wear.run_due(now_s)
+    until(lambda: whole_wear(wears)["endurance_left"] == 0.4, "the drives have answered")
+    shown = whole_wear(wears)
+    assert (shown["written_bytes"], shown["write_rate"]) == (620, 31.0)
+    assert whole_wear(wears[2:]) == dict.fromkeys(shown)

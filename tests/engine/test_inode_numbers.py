@@ -194,10 +194,27 @@ def test_a_number_is_given_out_when_its_own_drive_has_made_it_durable(
         opened.give_out(_SECOND)
         assert parse_end((tmp_path / "first" / INODES).read_bytes()) == FIRST_INODE
         opened.require(at_once=False, drive=_SECOND)
-        with pytest.raises(NotAtHand):
+        with pytest.raises(NotAtHand) as lacking:
             opened.require(at_once=False, drive=FIRST_DRIVE)
-        opened.refill()
+        lacking.value.begin()()()
         opened.require(at_once=False, drive=FIRST_DRIVE)
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("drive", [FIRST_DRIVE, _SECOND])
+def test_a_range_that_is_lacking_is_fetched_by_its_own_drive_alone(
+    pool_fds: tuple[int, int], tmp_path: Path, drive: DriveNo
+) -> None:
+    """The other one may not answer."""
+    opened = InodeNumbers(pool_fds, Syscalls())
+    try:
+        with pytest.raises(NotAtHand) as lacking:
+            opened.require(at_once=False, drive=drive)
+        assert Numbering(2).drive(lacking.value.ino) == drive
+        lacking.value.begin()()()
+        ends = [parse_end((tmp_path / one / INODES).read_bytes()) for one in ("first", "second")]
+        assert [end > FIRST_INODE for end in ends] == [one == drive for one in range(2)]
     finally:
         opened.close()
 

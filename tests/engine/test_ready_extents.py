@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from kvfs.core.errors import NoSpace
 from kvfs.core.headroom import FORGET_S, Headroom, SizeForecast
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, BackingId, InodeNo
+from kvfs.core.types import FIRST_DRIVE, NO_INODE, ROOT_INODE, BackingId, InodeNo
 from kvfs.pool.open.ready_extents import ReadyExtent, ReadyExtents
+from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space
 from kvfs.pool.space.unlink_queue import UnlinkQueue
@@ -41,8 +43,10 @@ class Bench:
         self.space = space = Space(100 * MIB, 0)
         self.kernel = KernelRecorder()
         self.forecast = SizeForecast(settings.demand_directories_max)
-        drive = PoolDrive(
+        self._drive = drive = PoolDrive(
             number=FIRST_DRIVE,
+            ino=NO_INODE,
+            probe=DeviceProbe(self._pool_fd, 5.0, time.monotonic, syscalls),
             space=space,
             headroom=Headroom(100 * MIB),
             device_room=DeviceRoom(space, lambda: 100 * MIB),
@@ -71,6 +75,7 @@ class Bench:
         self.background.stop()
         self._extents.close()
         self._numbers.close()
+        self._drive.probe.close()
         os.close(self._pool_fd)
 
 

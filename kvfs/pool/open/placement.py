@@ -12,7 +12,7 @@ from typing import Final
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.drives import ByDrive, DriveTurns, FillRates
-from kvfs.core.types import InodeNo
+from kvfs.core.types import DriveNo, InodeNo
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.space.drive import PoolDrive
@@ -57,7 +57,10 @@ class Placement:
         """Return the drives for a draft of *size_bytes* in *chain*, the best one first."""
         place = self._begin if chain is None else self._places.get(chain, self._begin)
         drives = [self._drives.all[number] for number in self._turns.order(place)]
-        return sorted(drives, key=lambda drive: self._choice(drive, size_bytes))
+        # One that is slow or silent is passed over until it answers as it should.
+        drives = [drive for drive in drives if drive.probe.takes_blocks] or drives
+        among = [drive.number for drive in drives]
+        return sorted(drives, key=lambda drive: self._choice(drive, size_bytes, among))
 
     def take_turn(self, drive: PoolDrive, size_bytes: int, chain: Chain) -> None:
         """Note that a draft of *size_bytes* in *chain* is to be on *drive*.
@@ -81,11 +84,11 @@ class Placement:
             grown_bytes = after.allocated_bytes - (before.allocated_bytes if before else 0)
             self._rates.stored(self._drives.of(changed.ino).number, max(0, grown_bytes))
 
-    def _choice(self, drive: PoolDrive, size_bytes: int) -> _Choice:
+    def _choice(self, drive: PoolDrive, size_bytes: int, among: Sequence[DriveNo]) -> _Choice:
         ready, unclaimed_bytes = self._ready.on(drive), drive.space.unclaimed_bytes
         if ready.has_brought(size_bytes):
             return _Choice.BROUGHT
-        ahead = self._rates.is_ahead(drive.number)
+        ahead = self._rates.is_ahead(drive.number, among)
         if not ahead and (ready.has(size_bytes) or unclaimed_bytes >= max(size_bytes, 1)):
             return _Choice.ROOM
         if unclaimed_bytes >= size_bytes + drive.headroom.most_bytes:

@@ -63,7 +63,7 @@ class ReadyExtents:
         self._extents = extents
         self._numbers = numbers
         self._background = background
-        self._number = drive.number
+        self._number, self._any_ino = drive.number, drive.ino
         self._device = background.drives.all[drive.number].device
         self._space = drive.space
         self._unlink_queue = drive.unlink_queue
@@ -136,6 +136,7 @@ class ReadyExtents:
             lambda: self._begin_missed(size_bytes, insists=insists),
             in_order=bool(self._refused),  # after what is being freed
             stores=True,
+            ino=self._any_ino,
         )
 
     def _begin_missed(self, size_bytes: int, *, insists: bool) -> Callable[[], Callable[[], None]]:

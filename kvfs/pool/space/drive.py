@@ -1,9 +1,10 @@
-"""A drive of a pool, as its space is concerned: what is taken there, and what gives some back."""
+"""A drive of a pool: whether it answers, what is taken there, and what gives some back."""
 
 from dataclasses import dataclass
 
 from kvfs.core.headroom import Headroom
-from kvfs.core.types import DriveNo
+from kvfs.core.types import DriveNo, InodeNo
+from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.space import DeviceRoom, Space
 from kvfs.pool.space.unlink_queue import UnlinkQueue
 
@@ -13,6 +14,10 @@ class PoolDrive:
     """One drive; found by an inode, whose file it holds (``SpaceParts.drives``)."""
 
     number: DriveNo
+    #: No inode has this number, which stands for the drive where one is asked for by an inode.
+    ino: InodeNo
+    #: Whether it answers.
+    probe: DeviceProbe
     space: Space
     #: What is kept free there ahead of writers.
     headroom: Headroom

@@ -9,10 +9,11 @@ from typing import Final
 import pytest
 import trio
 
+from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.errors import DeviceSilent, NotAtHand
-from kvfs.core.types import NO_INODE
+from kvfs.core.types import NO_INODE, DriveNo, InodeNo
 from kvfs.storage.background import Background
-from mount.files.device_asks import DeviceAsks
+from mount.files.device_asks import DeviceAsks, Probe
 
 DEADLINE_S: Final = 0.3
 STORE_DEADLINE_S: Final = 0.1
@@ -34,12 +35,10 @@ class Desk:
     """Asks over threads that serve, with work that waits until ``answer``."""
 
     def __init__(self) -> None:
-        self.probe = Suspicion()
-        self.background = Background(100)
+        self.probe, self.other = Suspicion(), Suspicion()
+        self.background = Background(100, drives=2)
         self.asides = 0
-        self.asks = DeviceAsks(
-            self.background, self._aside, self.probe, DEADLINE_S, STORE_DEADLINE_S
-        )
+        self.asks = self.asking(DEADLINE_S)
         self._answers = threading.Event()
         self.brought = 0
         self.has_brought = trio.Event()
@@ -51,6 +50,11 @@ class Desk:
     def _resume(self) -> None:
         self.asides -= 1
 
+    def asking(self, deadline_s: float) -> DeviceAsks:
+        """Return what asks, and gives a load up after *deadline_s*."""
+        drives = ByDrive[Probe]([self.probe, self.other])
+        return DeviceAsks(self.background, self._aside, drives, deadline_s, STORE_DEADLINE_S)
+
     def serve(self) -> None:
         """Begin to serve, with the loop that runs."""
         self.background.begin_serving(trio.lowlevel.current_trio_token())
@@ -59,14 +63,16 @@ class Desk:
         """Let the work go on."""
         self._answers.set()
 
-    def lacks(self, *, stores: bool = False, in_order: bool = False) -> NotAtHand:
+    def lacks(
+        self, *, stores: bool = False, in_order: bool = False, ino: InodeNo = NO_INODE
+    ) -> NotAtHand:
         """Return what a request lacks until ``answer``."""
 
         def work() -> Callable[[], None]:
             self._answers.wait(30)
             return self._bring
 
-        return NotAtHand("it", lambda: work, stores=stores, in_order=in_order)
+        return NotAtHand("it", lambda: work, stores=stores, in_order=in_order, ino=ino)
 
     def _bring(self) -> None:
         self.brought += 1
@@ -166,10 +172,26 @@ async def test_a_store_is_refused_as_soon_as_the_device_seems_silent(
     await desk.has_brought.wait()
 
 
+async def test_only_who_needs_a_silent_drive_is_refused(desk: Desk) -> None:
+    """Its other drive answers: a store waits for that, though the first one seems silent."""
+    desk.serve()
+    desk.probe.is_suspect = desk.probe.is_silent = True
+    there = Numbering(2).inode(DriveNo(1), InodeNo(100))
+    with pytest.raises(DeviceSilent):
+        await desk.asks.bring(desk.lacks(stores=True))
+    desk.asks.require_device(there)
+    desk.asks.require_room(there)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.asks.bring, desk.lacks(stores=True, ino=there))
+        await desk.other.hurried.wait()
+        desk.answer()
+    assert desk.brought == 1
+
+
 async def test_a_store_waits_less_for_a_device_that_answers_late(desk: Desk) -> None:
     """One that is only held up, by a long queue say, gives it the time that a load has."""
     desk.serve()
-    patient = DeviceAsks(desk.background, desk.asks.about_to_wait, desk.probe, 60, STORE_DEADLINE_S)
+    patient = desk.asking(60)
     desk.probe.is_slow = True
     with trio.fail_after(50), pytest.raises(DeviceSilent):
         await patient.bring(desk.lacks(stores=True))
@@ -185,10 +207,10 @@ async def test_a_store_that_surely_needs_a_silent_device_is_refused_at_once(desk
     """Not where the device only seems silent: a busy machine holds up the probe, too."""
     desk.serve()
     desk.probe.is_suspect = True
-    desk.asks.require_device()
+    desk.asks.require_device(NO_INODE)
     desk.probe.is_silent = True
     with pytest.raises(DeviceSilent):
-        desk.asks.require_device()
+        desk.asks.require_device(NO_INODE)
     assert desk.asks.refused == 1
 
 
@@ -226,13 +248,13 @@ async def test_what_a_thread_does_for_who_gave_up_has_a_descriptor_of_its_own(
 
 async def test_nothing_more_is_queued_for_a_device_that_seems_silent(desk: Desk) -> None:
     desk.serve()
-    desk.asks.require_room()
+    desk.asks.require_room(NO_INODE)
     while not desk.background.drives.all[0].device.is_crowded:
         desk.background.drives.all[0].device.submit(lambda: None)
-    desk.asks.require_room()
+    desk.asks.require_room(NO_INODE)
     desk.probe.is_suspect = True
     with pytest.raises(DeviceSilent):
-        desk.asks.require_room()
+        desk.asks.require_room(NO_INODE)
 
 
 @pytest.mark.parametrize("how", ["transfer", "compare"])

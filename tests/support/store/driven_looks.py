@@ -61,6 +61,8 @@ class Looks:
     pins = At(lambda engine: engine.pool.rules.pins.rows)
     #: Of how many chains it is remembered which drive is the next.
     chains = At(lambda engine: len(engine.pool.open.placement._places))
+    #: How each drive answers.
+    drive_states = At(lambda engine: [probe.state.value for probe in engine.pool.space.probes.all])
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
     node_bytes = At(lambda engine: engine.pool.space.accounts.names.by)

@@ -5,7 +5,8 @@ import errno
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from kvfs.storage.syscalls import Syscalls
@@ -13,6 +14,8 @@ from kvfs.storage.syscalls import Syscalls
 P = ParamSpec("P")
 R = TypeVar("R")
 _HELD_MAX_S: Final = 60.0
+#: Held or failing, if nothing else is said: calls for any file.
+_ANYWHERE: Final = Path("/")
 #: What the kernel answers from memory; the index of these stores is in memory, too.
 _HARMLESS: Final = frozenset({"fstat", "fcntl", "lseek", "statvfs", "reopen", "commit"})
 #: One that is below, and one that is made of others.
@@ -35,6 +38,7 @@ class LoopGuard(Syscalls):
         self._held: frozenset[str] = frozenset()
         self._failing: frozenset[str] = frozenset()
         self._error_no = errno.EIO
+        self._below = _ANYWHERE
         self._answers = threading.Event()
         for name in dir(Syscalls):
             if not name.startswith("_") and name not in _NOT_WATCHED:
@@ -53,10 +57,10 @@ class LoopGuard(Syscalls):
         self._cached = set()
 
     @contextlib.contextmanager
-    def held(self, *names: str) -> Iterator[None]:
-        """Let the device not answer the calls *names*, meanwhile."""
+    def held(self, *names: str, below: Path = _ANYWHERE) -> Iterator[None]:
+        """Let the drive *below* which files lie not answer the calls *names*, meanwhile."""
         self._answers.clear()
-        self._held = frozenset(names)
+        self._held, self._below = frozenset(names), below
         try:
             yield
         finally:
@@ -68,9 +72,10 @@ class LoopGuard(Syscalls):
         self,
         *names: str,
         error_no: int = errno.EIO,
+        below: Path = _ANYWHERE,
     ) -> Iterator[None]:
-        """Let the calls *names* fail in all threads, meanwhile."""
-        self._failing, self._error_no = frozenset(names), error_no
+        """Let the calls *names* for files *below* fail in all threads, meanwhile."""
+        self._failing, self._error_no, self._below = frozenset(names), error_no, below
         try:
             yield
         finally:
@@ -81,11 +86,11 @@ class LoopGuard(Syscalls):
             on_loop = threading.get_ident() == self._loop
             if on_loop and not self._waits_not(name, args):
                 self.seen.append(f"{name}: {_caller()}")
-            if name in self._held and not on_loop:
+            if name in self._held and not on_loop and self._concerns(args, kwargs):
                 self.waits = True
                 assert self._answers.wait(_HELD_MAX_S), f"{name} is held for ever"
                 self.waits = False
-            if name in self._failing:
+            if name in self._failing and self._concerns(args, kwargs):
                 raise OSError(self._error_no, os.strerror(self._error_no))
             try:
                 return call(*args, **kwargs)
@@ -97,13 +102,19 @@ class LoopGuard(Syscalls):
 
     def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:
         """Do as the kernel does that has in memory only what was opened since ``chill``."""
-        if "open_cached" in self._failing:
+        if "open_cached" in self._failing and self._concerns((name,), {"dir_fd": dir_fd}):
             raise OSError(self._error_no, os.strerror(self._error_no))
         if self.openat2_refused:
             return -1
         if self._cached is not None and name not in self._cached:
             return -1
         return super().open_cached(name, flags, dir_fd=dir_fd)
+
+    def _concerns(self, args: tuple[object, ...], named: Mapping[str, object]) -> bool:
+        """Whether a call with such arguments is for the drive that is held, or fails."""
+        where = named.get("dir_fd", args[0])
+        path = os.path.realpath(f"/proc/self/fd/{where}" if isinstance(where, int) else str(where))
+        return Path(path).is_relative_to(self._below)
 
     def _waits_not(self, name: str, args: tuple[object, ...]) -> bool:
         if name in _HARMLESS:

@@ -1,0 +1,190 @@
+"""Whether a drive answers: a thread of its own reads a little now and then.
+
+A device that hangs says nothing: whoever calls it waits in the kernel. So the time for which the
+call of that thread has not come back tells what the drive is: serving, slow or silent.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from kvfs.core.pool_layout import INODES
+from kvfs.core.types import PAGE_BYTES, DeviceState
+from kvfs.machine.hardware import is_short_of_cpu
+from kvfs.storage.background import Aside
+from kvfs.storage.direct_open import open_direct
+from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
+
+#: From the end of a probe to the next one.
+_PAUSE_S: Final = 2.0
+#: Each probe reads. Every so many also sync: a drive may read from its memory and still not write.
+_SYNC_EVERY: Final = 5
+#: A device that takes longer for one block is slow: a drive answers in milliseconds, a busy disk in
+#: tenths of a second.
+_SLOW_S: Final = 1.0
+#: While requests wait, a device that has not answered for so many times as long as the last time,
+#: but at least for this long, is suspect.
+_SUSPECT_TIMES: Final = 8
+_SUSPECT_S: Final = 0.7
+#: Where CPUs are short it is suspect only after this: the kernel's threads below a loop device, an
+#: NVMe target or dm-crypt wait for a CPU as the server does.
+_SUSPECT_SHORT_S: Final = 2.5
+#: At most so much of the time between two looks counts. If more has passed, this process was held
+#: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
+_LOOK_MAX_S: Final = 1.0
+
+
+class DeviceProbe:
+    """The probe of one drive. ``run_due`` never waits for it."""
+
+    def __init__(
+        self,
+        pool_fd: int,
+        silent_s: float,
+        monotonic_s: Callable[[], float],
+        syscalls: Syscalls,
+        is_short: Callable[[], bool] = is_short_of_cpu,
+        name: str = "the device",
+    ) -> None:
+        """*pool_fd* is the pool's directory; the device is silent after *silent_s*.
+
+        *is_short*: whether the machine lacks CPUs. *name*: for the log. Raises OSError.
+        """
+        self._name = name
+        self._is_short = is_short
+        #: Open as long as the store: without a free descriptor the device would not be asked.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = open_direct(lambda direct: syscalls.open(INODES, flags | direct, dir_fd=pool_fd))
+        self._silent_s = silent_s
+        self._monotonic_s = monotonic_s
+        self._syscalls = syscalls
+        self._asking: Aside[float] = Aside("kvfs-probe")
+        self._asked = 0
+        self._asked_at_s = self._looked_s = 0.0
+        #: For how long the probe under way has waited, as of the last look.
+        self._waited_s = 0.0
+        #: When the next probe is due; 0: at once.
+        self._next_s = 0.0
+        #: How long the last probe that has come back took.
+        self._took_s = 0.0
+        #: Whether the log says that the device is silent.
+        self._told = False
+
+    def run_due(self, now_s: float) -> None:
+        """Take the answer of the probe under way, or begin the next one."""
+        waited_s = self._waited_s = self._waited_at(now_s)
+        self._looked_s = now_s
+        came_back_s = self._asking.pop_result()
+        if came_back_s is not None:
+            self._took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
+            self._next_s = now_s + _PAUSE_S
+            if self._told:
+                self._told = False
+                _log.warning("%s answers again, after %.1f s", self._name, self._took_s)
+        elif self._asking.busy:
+            if waited_s >= self._silent_s and not self._told:
+                self._told = True
+                _log.error(
+                    "%s has not answered for %.1f s: what needs it waits in the kernel, "
+                    "and goes on when it answers",
+                    self._name,
+                    waited_s,
+                )
+        elif now_s >= self._next_s:
+            self._asked += 1
+            self._asked_at_s = now_s
+            syncs = self._asked % _SYNC_EVERY == 0
+            self._asking.start(lambda: self._ask(syncs=syncs))
+
+    def _ask(self, *, syncs: bool) -> float:
+        """Read a block from the device, in a thread; return when that was done.
+
+        An error is an answer, too: other checks find out what it means.
+        """
+        with contextlib.suppress(OSError):
+            self._read(syncs=syncs)
+        return self._monotonic_s()
+
+    def _read(self, *, syncs: bool) -> None:
+        # Aligned, and not shorter than the sector of any drive: O_DIRECT refuses all else with
+        # EINVAL, which the drive is not asked for.
+        with mmap.mmap(-1, PAGE_BYTES) as buffer:
+            self._syscalls.preadv(self._fd, [buffer], 0)
+        if syncs:
+            self._syscalls.fdatasync(self._fd)
+
+    def hurry(self) -> None:
+        """Begin the next probe at the next tick, because requests wait for the device."""
+        self._next_s = 0.0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the device may be silent: stores should not wait for it any more.
+
+        A busy device that answers late each time is not suspect for that.
+        """
+        waited_s = self._waited_at(self._monotonic_s())
+        usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self._took_s)
+        if waited_s < min(usual_s, self._silent_s):
+            return False
+        return waited_s >= min(_SUSPECT_SHORT_S, self._silent_s) or not self._is_short()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a probe is under way."""
+        return self._asking.busy
+
+    @property
+    def state(self) -> DeviceState:
+        """How the device answers, by the probe under way or else by the last one."""
+        return self._state_at(self._waited_at(self._monotonic_s()))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered for ``device_silent_s``."""
+        return self.state is DeviceState.SILENT
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is slow, or worse."""
+        return self.state is not DeviceState.SERVING
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether new blocks may be put there: it is neither slow, nor seems to be silent."""
+        return not (self.is_slow or self.is_suspect)
+
+    def _state_at(self, waited_s: float) -> DeviceState:
+        if waited_s >= self._silent_s:
+            return DeviceState.SILENT
+        is_slow = max(waited_s, self._took_s) >= _SLOW_S
+        return DeviceState.SLOW if is_slow else DeviceState.SERVING
+
+    def _waited_at(self, now_s: float) -> float:
+        """Return for how long the probe under way has waited; 0 without one."""
+        if not self._asking.busy:
+            return 0.0
+        return self._waited_s + min(now_s - self._looked_s, _LOOK_MAX_S)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long a silent device has not answered, in s; else 0."""
+        waited_s = self._waited_at(self._monotonic_s())
+        return waited_s if self._state_at(waited_s) is DeviceState.SILENT else 0.0
+
+    def close(self) -> None:
+        """Wait for the probe under way, which uses the pool's file system."""
+        self._asking.join()
+        os.close(self._fd)
+
+
+def worst_answer(probes: Sequence[DeviceProbe]) -> dict[str, Any]:
+    """Return the state of the drive that answers worst, and how long one has not answered, in s."""
+    states, silent_s = {probe.state for probe in probes}, max(probe.silent_s for probe in probes)
+    worst = max(states, key=list(DeviceState).index)
+    return {"device_state": worst.value, "device_silent_s": round(silent_s, 1)}
