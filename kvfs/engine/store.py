@@ -284,7 +284,9 @@ class Store:
         pool.background.make_due()
         pool.background.work(_TURN_S)
         if pool.numbers.refill_due:
-            pool.background.submit_long(pool.numbers.refill)
+            for drive in pool.numbers.begin_refills():
+                refill = functools.partial(pool.numbers.refill, drive)
+                pool.background.submit_long(refill, pool.space.drives.all[drive].ino)
         self._index_growth.run_due()
 
     def _save_heat(self, now_s: float) -> None:

@@ -130,15 +130,18 @@ def _drives(
     for number, (source, capacity_bytes, count, probe) in enumerate(
         zip(sources, _capacities_bytes(device, settings), counts, probes, strict=True)
     ):
-        space = Space(capacity_bytes, count.used_bytes)
+        space, ino = (
+            Space(capacity_bytes, count.used_bytes),
+            numbering.inode(DriveNo(number), NO_INODE),
+        )
         yield PoolDrive(
             number=DriveNo(number),
-            ino=numbering.inode(DriveNo(number), NO_INODE),
+            ino=ino,
             probe=probe,
             space=space,
             headroom=Headroom(capacity_bytes),
             device_room=DeviceRoom(space, source.free_bytes),
-            unlink_queue=UnlinkQueue(background, background.drives.all[number].device, space),
+            unlink_queue=UnlinkQueue(background, ino, space),
         )
 
 

@@ -1,9 +1,9 @@
-"""Work off the hot path: background jobs, and one thread for long ones.
+"""Work off the hot path: background jobs, and one thread a drive for long ones.
 
 Jobs prepare, unlink and write identities. Short ones run on the event loop's thread when no request
 waits, and give what may wait for a drive to a thread of that drive (device_thread.py). Long jobs,
-such as unlinking a large extent, go to another thread. A job's failure is logged and counted, never
-raised.
+such as unlinking a large extent, go to another thread of that drive. A job's failure is logged and
+counted, never raised.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from kvfs.core.drives import ByDrive
 from kvfs.core.errors import NoSpace
-from kvfs.core.types import FIRST_DRIVE, InodeNo
+from kvfs.core.types import FIRST_DRIVE, NO_INODE, InodeNo
 from kvfs.storage.device_thread import ASKS_MAX, DriveThreads, Loop
 
 _log: Final = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ Job = Callable[[], None]
 
 
 class Background:
-    """Queues of jobs: at most *jobs_max* short ones, identities, and one thread for long ones."""
+    """Queues of jobs: at most *jobs_max* short ones, identities, and a thread for long ones."""
 
     def __init__(self, jobs_max: int, io_threads: int = ASKS_MAX, drives: int = 1) -> None:
         """*io_threads*: for the transfers of each of the pool's *drives*."""
@@ -40,8 +40,7 @@ class Background:
         #: Low-priority jobs that the device refused since the last tick, and those already logged.
         self._put_off: list[Job] = []
         self._told: set[Job] = set()
-        self._long: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._long = ByDrive([_LongThread(self.do) for _ in range(drives)])
         self.failures = 0
         self.drives: Final = ByDrive(
             [DriveThreads(self._count_failure, io_threads) for _ in range(drives)]
@@ -68,7 +67,8 @@ class Background:
         """Jobs not yet done."""
         queued = len(self._jobs) + len(self._fresh) + len(self._due) + len(self._leisure)
         pending = sum(threads.device.pending for threads in self.drives.all)
-        return queued + len(self._put_off) + self._long.qsize() + pending
+        waiting = sum(long.waiting for long in self._long.all)
+        return queued + len(self._put_off) + waiting + pending
 
     def do(self, job: Job) -> None:
         """Do *job* at once, on the caller's thread. A failure is logged and counted."""
@@ -100,12 +100,9 @@ class Background:
         """
         self._leisure.append(job)
 
-    def submit_long(self, job: Job) -> None:
-        """Queue a *job* that may take milliseconds; it runs in the thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="kvfs-long", daemon=True)
-            self._thread.start()
-        self._long.put(job)
+    def submit_long(self, job: Job, ino: InodeNo = NO_INODE) -> None:
+        """Queue a *job* that may take milliseconds; it runs in the thread of *ino*'s drive."""
+        self._long.of(ino).submit(job)
 
     def identify(self, ino: InodeNo, job: Job) -> None:
         """Queue *job*, which writes the identity of *ino*, in place of an earlier one.
@@ -185,11 +182,10 @@ class Background:
 
     def drain(self) -> None:
         """Do all queued jobs, including identities and long ones, except those of low priority."""
-        self.hurry()  # which may start the thread
-        while self._thread is not None:
-            done = threading.Event()
-            self._long.put(done.set)
-            done.wait()
+        self.hurry()  # which may start a thread
+        while any(long.runs for long in self._long.all):
+            for long in self._long.all:
+                long.wait()
             if not (self._jobs or self._due or self._fresh):
                 return
             self.hurry()  # what the long ones queued
@@ -201,17 +197,14 @@ class Background:
                 threads.abandon()
         for queued in (self._jobs, self._fresh, self._due, self._leisure, self._put_off):
             queued.clear()
-        with contextlib.suppress(Empty):
-            while True:
-                self._long.get_nowait()
+        for long in self._long.all:
+            long.discard()
 
     def stop(self) -> None:
-        """Do all queued jobs and end the thread."""
+        """Do all queued jobs and end the threads."""
         self.drain()
-        if self._thread is not None:
-            self._long.put(None)
-            self._thread.join()
-            self._thread = None
+        for long in self._long.all:
+            long.end()
 
     def _run_due(self) -> bool:
         """Do one short job of normal priority; False if there is none."""
@@ -236,9 +229,54 @@ class Background:
         else:
             self._told.discard(job)
 
+
+class _LongThread:
+    """Does the long jobs of one drive, one after the other; the first one starts it."""
+
+    def __init__(self, do: Callable[[Job], None]) -> None:
+        self._do = do
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was given a job ever."""
+        return self._thread is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        return self._jobs.qsize()
+
+    def submit(self, job: Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kvfs-long", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def wait(self) -> None:
+        """Wait until all jobs are done that were submitted before."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._jobs.put(done.set)
+            done.wait()
+
+    def discard(self) -> None:
+        """Drop the jobs that have not begun."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+
+    def end(self) -> None:
+        """End the thread after its jobs."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
     def _work(self) -> None:
-        while (job := self._long.get()) is not None:
-            self.do(job)
+        while (job := self._jobs.get()) is not None:
+            self._do(job)
 
 
 class Aside(Generic[R]):

@@ -96,6 +96,8 @@ class InodeNumbers:
         fails. Raises IndexDamaged if an INODES is missing or damaged.
         """
         self._ranges: list[_Range] = []
+        #: The drives whose next range is being made durable.
+        self._refilling: set[DriveNo] = set()
         try:
             for pool_fd in pool_fds:
                 self._ranges.append(_Range(pool_fd, syscalls, read_only=read_only))
@@ -138,13 +140,25 @@ class InodeNumbers:
         """Whether a drive has less than half a range left: call ``refill`` in a thread."""
         return any(one.is_due(self._next) for one in self._ranges)
 
-    def refill(self) -> None:
-        """Make the next ranges durable (an fsync each, some ms) and usable; raises OSError.
+    def begin_refills(self) -> list[DriveNo]:
+        """Return the drives whose ``refill`` is due and was not begun: begin it now."""
+        due = [
+            DriveNo(number)
+            for number, one in enumerate(self._ranges)
+            if one.is_due(self._next) and number not in self._refilling
+        ]
+        self._refilling.update(due)
+        return due
+
+    def refill(self, drive: DriveNo = FIRST_DRIVE) -> None:
+        """Make the next range of *drive* durable (an fsync, some ms) and usable; raises OSError.
 
         Does nothing while enough is left, so concurrent calls do no harm.
         """
-        for one in self._ranges:
-            one.refill(self._next)
+        try:
+            self._ranges[drive].refill(self._next)
+        finally:
+            self._refilling.discard(drive)
 
     def with_serial(self, serial: InodeNo) -> list[InodeNo]:
         """Return the numbers of which one may have been given out with *serial*: one a drive."""

@@ -165,6 +165,20 @@ def test_long_jobs_run_beside_the_caller(background: Background) -> None:
     assert (log, names) == (["short"], ["kvfs-long"])
 
 
+def test_a_long_job_of_one_drive_waits_for_none_of_another() -> None:
+    background, answers, done = Background(10, drives=2), threading.Event(), threading.Event()
+    there = Numbering(2).inode(DriveNo(1), InodeNo(16))
+    background.submit_long(lambda: say(log, str(answers.wait(60))), there)
+    log: list[str] = []
+    background.submit_long(done.set, InodeNo(16))
+    assert done.wait(60)
+    assert not log
+    answers.set()
+    background.drain()
+    assert log == ["True"]
+    background.stop()
+
+
 def test_a_long_job_may_order_the_next_one_after_the_end(background: Background) -> None:
     """A sweep does so; a stop does not wait for what it ordered last."""
     log: list[str] = []

@@ -219,6 +219,25 @@ def test_a_range_that_is_lacking_is_fetched_by_its_own_drive_alone(
         opened.close()
 
 
+def test_a_refill_is_begun_once_for_each_drive_until_it_has_ended(
+    pool_fds: tuple[int, int],
+) -> None:
+    """A drive that does not answer gets no queue of them, and the other one goes on."""
+    syscalls = FailingSyscalls(["fsync"])
+    opened = InodeNumbers(pool_fds, syscalls)
+    try:
+        assert opened.begin_refills() == [FIRST_DRIVE, _SECOND]
+        assert opened.begin_refills() == []
+        opened.refill(_SECOND)
+        assert opened.begin_refills() == []
+        syscalls.fail_at = syscalls.calls + 1
+        with pytest.raises(OSError, match="Input/output error"):
+            opened.refill(FIRST_DRIVE)
+        assert opened.begin_refills() == [FIRST_DRIVE], "it failed, and is tried again"
+    finally:
+        opened.close()
+
+
 def test_a_start_goes_on_behind_the_end_of_the_drive_that_was_written_last(
     pool_fds: tuple[int, int],
 ) -> None:

@@ -50,7 +50,7 @@ class Bench:
             space=space,
             headroom=Headroom(100 * MIB),
             device_room=DeviceRoom(space, lambda: 100 * MIB),
-            unlink_queue=UnlinkQueue(self.background, self.background.drives.all[0].device, space),
+            unlink_queue=UnlinkQueue(self.background, NO_INODE, space),
         )
         self.queue = ReadyExtents(
             *(self._extents, self._numbers, self.background, drive),

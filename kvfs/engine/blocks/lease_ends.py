@@ -83,7 +83,7 @@ class LeaseEnds:
         """Let the thread check whether *ino* is whole; the result is applied later."""
         if ino not in self._looking and len(self._looking) < _LOOKS_MAX:
             self._looking.add(ino)
-            self._pool.background.submit_long(functools.partial(self._look, ino, record))
+            self._pool.background.submit_long(functools.partial(self._look, ino, record), ino)
         return False
 
     def _look(self, ino: InodeNo, record: InodeRecord) -> None:

@@ -191,7 +191,8 @@ class Identities:
                 lambda kept: self._attributes_written(ino, change, kept=kept),
             )
         else:
-            self._background.submit_long(lambda: self._write_long(attributes, record, change))
+            write = functools.partial(self._write_long, attributes, record, change)
+            self._background.submit_long(write, ino)
 
     def _write_long(
         self, attributes: AttributeRecord, record: InodeRecord, change: AttributeChange

@@ -16,7 +16,6 @@ from kvfs.core.drives import ByDrive
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.space.space import Space
 from kvfs.storage.background import Background
-from kvfs.storage.device_thread import DeviceThread
 from kvfs.storage.kept_aside import Stray, StrayFiles
 
 _log: Final = logging.getLogger(__name__)
@@ -54,10 +53,11 @@ def _carry_out(unlink: _Unlink) -> _Outcome:
 class UnlinkQueue:
     """The removals that are due on one drive, oldest first."""
 
-    def __init__(self, background: Background, device: DeviceThread, space: Space) -> None:
-        """*device* is the drive's thread, and *space* what is taken there."""
+    def __init__(self, background: Background, ino: InodeNo, space: Space) -> None:
+        """*ino* stands for the drive, and *space* is what is taken there."""
         self._background = background
-        self._device = device
+        self._ino = ino
+        self._device: Final = background.of(ino).device
         self._space = space
         self._waiting: deque[_Unlink] = deque()
         #: Removals whose extent was in use; the one checked longest ago first.
@@ -141,7 +141,8 @@ class UnlinkQueue:
             return
         unlink = self._waiting.popleft()
         self._under_way += 1
-        self._background.submit_long(lambda: self._finished.append((unlink, _carry_out(unlink))))
+        end = self._finished.append
+        self._background.submit_long(lambda: end((unlink, _carry_out(unlink))), self._ino)
 
     def _begin_first(self) -> None:
         unlink = self._waiting.popleft()
