@@ -14,14 +14,14 @@ _IDLE_WAITS_SHARE: Final = 0.1
 _LATE_SHARE: Final = 0.75
 #: One flush serves all blocks that came due in this share of the window.
 _FLUSH_SHARE: Final = 0.05
-#: Stands in a goal that is not set: no ticket and no flush gets this high.
+#: Stands in a goal that is not set: no ticket gets this high.
 _NOT_SET: Final = 1 << 62
 #: Identities that wait for attributes are queued when these are written: hence twice.
 _ROUNDS: Final = 2
 
 
 class Pace:
-    """The pace of one pool, for a window of *within_s* seconds; 0: only on demand."""
+    """The pace of one drive, for a window of *within_s* seconds; 0: only on demand."""
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
@@ -61,14 +61,16 @@ class Pace:
 class DurableGoal:
     """A moment up to which everything is to be durable. It is set once the list is complete."""
 
-    __slots__ = ("attributes", "flush", "gaps", "losses", "rounds", "ticket", "upto")
+    __slots__ = ("attributes", "flushes", "gaps", "losses", "rounds", "ticket", "upto")
 
     def __init__(self, gaps: int, losses: int) -> None:
         """*gaps* in the list must be closed first. *losses* are the failures so far: if there are
         more at the end, not all is durable.
         """
         self.gaps, self.losses = gaps, losses
-        self.ticket = self.flush = self.attributes = _NOT_SET
+        self.ticket = self.attributes = _NOT_SET
+        #: How many flushes each drive must have had; empty: it is not set.
+        self.flushes: tuple[int, ...] = ()
         #: How often what is queued has still to be written.
         self.rounds = _ROUNDS
         #: Up to which piece of work of each drive's thread; empty: that is not known yet.
@@ -77,4 +79,4 @@ class DurableGoal:
     @property
     def is_set(self) -> bool:
         """Whether it is known what must be durable."""
-        return self.flush != _NOT_SET
+        return bool(self.flushes)

@@ -234,7 +234,7 @@ class Store:
         settled = close_all(self.pool, self.blocks, all_closed=self.all_closed)
         self.durable_pass.close()
         self.verifier.close()
-        if not (self.pool.settings.read_only or self.device_watch.write_back.settle()):
+        if not (self.pool.settings.read_only or self.device_watch.settle()):
             settled = False
             distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
         self.pool.close(settled=settled, swept=self.swept)
@@ -365,8 +365,7 @@ class Store:
             "background_failures": self.pool.background.failures,
             "follow_failures": self.pool.followers.failures,
             "lost_blocks": self.pool.lost_blocks,
-            "write_back_failures": self.device_watch.write_back.failures
-            + self.durable_pass.failures,
+            "write_back_failures": self.device_watch.failures + self.durable_pass.failures,
             "durability": self.durable_pass.describe(),
             "strays": self.pool.space.strays.describe(self.pool.age_ns()),
             "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),

@@ -21,10 +21,11 @@ from kvfs.core.types import NO_INODE, SECOND_NS, InodeNo
 from kvfs.devices import Device
 from kvfs.machine.processes import Processes
 from kvfs.pool.departures import Departures
+from kvfs.pool.durable.attribute_records import AttributeRecords
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.durable.index_log import UNLOGGED_MOST_BYTES, IndexLog
-from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks
+from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_inodes import OpenInodes
@@ -177,7 +178,7 @@ class Pool:
         index_at: IndexAt,
     ) -> DurableParts:
         settings = self.settings
-        not_durable = UndurableBlocks(settings.durable_queue_max, undurable)
+        not_durable = UndurableBlocks(settings.durable_queue_max, undurable, self.extents.drives)
         identities = Identities(
             *(self.extents, self.background, self.space.drives, not_durable),
             AttributeRecords(

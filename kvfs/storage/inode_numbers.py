@@ -108,6 +108,8 @@ class InodeNumbers:
         self._inode = numbering.inode
         #: The serial number of an inode: of two the older has the lower.
         self.serial = numbering.serial
+        #: The drive that holds the file of an inode, or of each inode of an array.
+        self.drive, self.drives = numbering.drive, numbering.drives
         #: The first serial number that this process may give out. All older inodes are below it.
         self.first = self._next = max(one.end for one in self._ranges)
         if len(self._ranges) > 1 and self.first >= SERIAL_END:

@@ -116,7 +116,7 @@ class SyncVerbs:
         undone = list(queue.undone(wait.goal.ticket))
         if wait.blocks is not None:
             undone = [ino for ino in undone if ino in wait.blocks]
-        flushed = durable_pass.flushes >= wait.goal.flush
+        flushed = durable_pass.is_flushed(wait.goal)
         flushed = flushed and not pool.durable.identities.attributes.undone(wait.goal.attributes)
         held = [ino for ino in queue.held_inos() if wait.blocks is None or ino in wait.blocks]
         return {

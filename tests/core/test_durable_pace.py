@@ -66,5 +66,5 @@ def test_a_goal_is_none_until_it_is_known_what_must_be_durable() -> None:
     goal = DurableGoal(gaps=1, losses=2)
     assert (goal.gaps, goal.losses, goal.rounds, goal.upto) == (1, 2, 2, ())
     assert not goal.is_set
-    goal.flush = 3
+    goal.flushes = (3,)
     assert goal.is_set

@@ -34,7 +34,7 @@ def pool() -> Iterator[Host]:
 @pytest.fixture
 def client(pool: Host) -> Iterator[Serving]:
     """Yield a client of a store that serves, with some extents ready on each drive."""
-    made = Serving(pool, replace(pool.settings, device_silent_s=1.0))
+    made = Serving(pool, replace(pool.settings, device_silent_s=1.0, durable_within_s=1.0))
     for _ in range(3):
         made.tick()
     yield made
@@ -123,4 +123,22 @@ def test_who_waits_for_room_asks_the_drive_that_frees_it(pool: Host, client: Ser
     with client.guard.held("unlink", below=pool.drives[2]), pytest.raises(NotAtHand) as lacking:
         client.store.require_space(64 * MIB, there)
     assert drive_of(lacking.value.ino) == 2
+    client.finish_jobs()
+
+
+def test_blocks_of_the_others_become_durable_meanwhile(pool: Host, client: Serving) -> None:
+    inos = [client.put(b"%d" % number, b"x" * 5000) for number in range(6)]
+    stuck = {ino for ino in inos if drive_of(ino) == 1}
+    assert len(stuck) == 2
+    with client.guard.held(*CALLS, below=pool.drives[1]):
+        until(lambda: states(client)[1] == "silent", "it is found out")
+        inos += [client.put(b"later %d" % number, b"x") for number in range(4)]
+
+        def listed() -> set[InodeNo]:
+            states(client)
+            return set(filter(client.store.is_waiting_for_device, inos))
+
+        until(lambda: listed() == stuck, "all others are durable")
+        assert all(client.store.identity(ino) for ino in inos if ino not in stuck)
+    until(lambda: not listed(), "these are, too")
     client.finish_jobs()

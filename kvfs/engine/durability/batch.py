@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import Damaged
 from kvfs.core.types import InodeNo
 from kvfs.pool.durable.final_bytes import MAY_CHANGE
-from kvfs.pool.durable.not_durable import Waiting
+from kvfs.pool.durable.not_durable import UndurableQueue, Waiting
 from kvfs.pool.pool import Pool
 from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.syscalls import (
@@ -55,10 +55,11 @@ class OpenBlock(NamedTuple):
 class DurableBatch:
     """Gathers the blocks that are due, and has them until they are taken."""
 
-    def __init__(self, pool: Pool, complete: Callable[[], None]) -> None:
-        """*complete* is called when all blocks of a batch are open."""
+    def __init__(self, pool: Pool, queue: UndurableQueue, complete: Callable[[], None]) -> None:
+        """*queue*: what its drive lacks. *complete* is called when all blocks are open."""
         self._pool = pool
-        self._queue = pool.durable.not_durable
+        self._queue = queue
+        self._not_durable = pool.durable.not_durable
         self._final_bytes = pool.durable.final_bytes
         self._complete = complete
         self._blocks: list[OpenBlock] = []
@@ -114,7 +115,7 @@ class DurableBatch:
         pool, queue = self._pool, self._queue
         opened = pool.open.inodes.get(ino)
         if opened is not None and opened.writers:
-            queue.remove(ino)  # its last close publishes it
+            self._not_durable.remove(ino)  # its last close publishes it
             return
         if not self._final_bytes.begin_open(ino):
             queue.hold(ino)
@@ -143,7 +144,7 @@ class DurableBatch:
             found = MAY_CHANGE
         if isinstance(found, Exception):
             if taken:
-                queue.remove(ino)  # its next open finds the damage
+                self._not_durable.remove(ino)  # its next open finds the damage
         elif found == MAY_CHANGE:
             if taken:
                 queue.put_back(ino)
@@ -183,11 +184,11 @@ class Done(NamedTuple):
 
 
 class DeviceSync:
-    """One thread, which works on one batch at a time."""
+    """The thread of one drive, which works on one batch at a time."""
 
     def __init__(
         self,
-        pool_fds: tuple[int, ...],
+        pool_fd: int,
         syscalls: Syscalls,
         fs_type: str,
         checksum: FinalChecksum,
@@ -196,7 +197,7 @@ class DeviceSync:
     ) -> None:
         """*checksum_share*: of a core's time, for checksums. *ended*: called after a batch."""
         self._ended = ended
-        self._pool_fds = pool_fds
+        self._pool_fd = pool_fd
         self._syscalls = syscalls
         self._fs_type = fs_type
         self._buffer = new_buffer()
@@ -274,13 +275,10 @@ class DeviceSync:
         return crc
 
     def _flush(self) -> None:
-        """Make durable what was done to the drives' file systems so far. Raises OSError."""
-        if self._fs_type == "tmpfs":
-            return
-        for pool_fd in self._pool_fds:
-            if self._fs_type not in _ONE_LOG:
-                self._syscalls.syncfs(pool_fd)
-                continue
+        """Make durable what was done to the drive's file system so far. Raises OSError."""
+        if self._fs_type in _ONE_LOG:
             # Change the directory first, because fsync(2) without a change forces no log.
-            self._syscalls.utime(pool_fd)
-            self._syscalls.fsync(pool_fd)
+            self._syscalls.utime(self._pool_fd)
+            self._syscalls.fsync(self._pool_fd)
+        elif self._fs_type != "tmpfs":
+            self._syscalls.syncfs(self._pool_fd)

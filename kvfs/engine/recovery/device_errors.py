@@ -22,10 +22,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvfs.core.errors import Damaged, KvfsError, NoSpace
-from kvfs.core.records import INODE_PREFIX, parse_inodes
+from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
 from kvfs.core.types import FIRST_DRIVE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.pool import Pool
+from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.background import Aside
 from kvfs.storage.extents import Extents
 
@@ -59,10 +60,13 @@ class WriteBackResult(NamedTuple):
 
 
 class WriteBack:
-    """Decides when to look; everything but the look itself runs on the pool's thread."""
+    """Decides when to look at one drive; all but the look itself runs on the pool's thread."""
 
-    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+    def __init__(self, pool: Pool, publishing: Publishing, drive: PoolDrive) -> None:
         self._pool = pool
+        self._drive = drive
+        self._pool_fd = pool.device.pool_fds[drive.number]
+        self._drive_of: Final = pool.numbers.drive
         self._publishing = publishing
         self._look: Aside[WriteBackResult] = Aside("kvfs-look")
         self._looked_s = self._changed_s = pool.monotonic_s()
@@ -93,10 +97,7 @@ class WriteBack:
     def run_due(self, now_s: float) -> None:
         """Begin a look that is due, or act on one that has ended."""
         found = self._look.pop_result()
-        if (
-            self._pool.durable.syncs.failed
-        ):  # a client's fsync got the error, and the kernel reports it once
-            self._pool.durable.syncs.failed = False
+        if self._sync_failed():  # a client's fsync got the error, and the kernel reports it once
             found = WriteBackResult(self._pool.counters.sequence, OSError("fsync"))
         if found is not None:
             self._judge(found)
@@ -118,9 +119,8 @@ class WriteBack:
         found = self._look.pop_result()
         if found is None or found.error is None:
             found = self._look_now(self._pool.counters.sequence)
-        if self._pool.durable.syncs.failed and found.error is None:
+        if self._sync_failed() and found.error is None:
             found = found._replace(error=OSError("fsync"))
-        self._pool.durable.syncs.failed = False
         if found.error is not None:
             self._judge(found)
         try:
@@ -134,6 +134,14 @@ class WriteBack:
     def close(self) -> None:
         """Wait for a look that is under way."""
         self._look.join()
+
+    def _sync_failed(self) -> bool:
+        """Whether another sync of the drive was told of an error since the last call."""
+        failed = self._pool.durable.syncs.failed
+        if self._drive.number not in failed:
+            return False
+        failed.discard(self._drive.number)
+        return True
 
     def _is_due(self, now_s: float) -> bool:
         pool = self._pool
@@ -154,12 +162,12 @@ class WriteBack:
         """Write back what is left and ask for errors, in the thread."""
         pool = self._pool
         try:
-            pool.index.sync()
+            if self._drive.number == FIRST_DRIVE:
+                pool.index.sync()
         except (KvfsError, OSError) as error:
             return WriteBackResult(begun_at, OSError(str(error)), of_index=True)
         try:
-            for pool_fd in pool.device.pool_fds:
-                pool.syscalls.syncfs(pool_fd)
+            pool.syscalls.syncfs(self._pool_fd)
         except OSError as error:
             return WriteBackResult(begun_at, error)
         return WriteBackResult(begun_at, None)
@@ -177,9 +185,11 @@ class WriteBack:
             found.error,
         )
         for ino in list(self._pool.open.inodes.written):
-            self._dismiss(ino)
+            if self._is_here(ino):
+                self._dismiss(ino)
         walking = self._upto is not None
-        self._upto, self._after = self._pool.counters.sequence, b""
+        # Rows are in the order of inodes, and so drive by drive.
+        self._upto, self._after = self._pool.counters.sequence, inode_key(self._drive.ino)
         if not walking:
             self._pool.background.submit_leisure(self._step)
 
@@ -193,7 +203,7 @@ class WriteBack:
             if self._upto is not None:
                 leisure(self._step)
 
-        self._pool.background.drives.all[FIRST_DRIVE].device.submit(
+        self._pool.background.of(self._drive.ino).device.submit(
             functools.partial(self._without_identity, suspects),
             lambda without: leisure(functools.partial(drop, without)),
         )
@@ -206,12 +216,17 @@ class WriteBack:
     def _next_suspects(self) -> tuple[bytes, dict[InodeNo, InodeRecord]]:
         """Return the last key of the next rows, and the blocks there that may be lost."""
         rows = next(self._pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
+        found = list(parse_inodes(rows))
         suspects = {
             ino: record
-            for ino, record in parse_inodes(rows)
-            if record is not None and self._is_suspect(record)
+            for ino, record in found
+            if record is not None and self._is_here(ino) and self._is_suspect(record)
         }
-        return rows[-1][0] if rows else b"", suspects
+        goes_on = bool(found) and self._is_here(found[-1][0])
+        return rows[-1][0] if goes_on else b"", suspects
+
+    def _is_here(self, ino: InodeNo) -> bool:
+        return self._drive_of(ino) == self._drive.number
 
     def _without_identity(self, suspects: Collection[InodeNo]) -> set[InodeNo]:
         """Return those of *suspects* without an identity; in any thread. Raises OSError."""
@@ -256,13 +271,15 @@ class WriteBack:
 
 
 class Unreadable:
-    """Suspects blocks, tries to read them, and drops those that cannot be read.
+    """Suspects blocks of one drive, tries to read them, and drops those that cannot be read.
 
     They are misses then, not EIO.
     """
 
-    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+    def __init__(self, pool: Pool, publishing: Publishing, drive: PoolDrive) -> None:
         self._pool = pool
+        self._drive = drive.number
+        self._drive_of: Final = pool.numbers.drive
         self._publishing = publishing
         self._trial: Aside[list[InodeNo]] = Aside("kvfs-try-to-read")
         self._until_s = self._stamped_s = float("-inf")
@@ -276,7 +293,8 @@ class Unreadable:
         """Note that the kernel's log reports a failed read of the device."""
         if now_s >= self._until_s:
             inodes = self._pool.open.inodes
-            self._open = [ino for ino, opened in inodes.items() if opened.readers][:_INODES_MAX]
+            read = [ino for ino, opened in inodes.items() if opened.readers]
+            self._open = [ino for ino in read if self._drive_of(ino) == self._drive][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
     def run_due(self, now_s: float) -> None:
@@ -302,7 +320,8 @@ class Unreadable:
 
     def _try_some(self) -> None:
         columns = self._pool.rules.heat.columns()
-        used = np.flatnonzero(columns.touched >= self._older)
+        here = self._pool.numbers.drives(columns.ino) == self._drive
+        used = np.flatnonzero((columns.touched >= self._older) & here)
         used = used[np.argsort(columns.touched[used])][-_INODES_MAX:]
         inos = [*self._open, *(InodeNo(ino) for ino in columns.ino[used].tolist() if ino)]
         self._open = []

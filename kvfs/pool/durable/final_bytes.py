@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.lifecycle import carries_identity
-from kvfs.core.types import InodeNo
+from kvfs.core.types import FIRST_DRIVE, DriveNo, InodeNo
 from kvfs.devices import Device
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.open.open_inodes import OpenInodes
@@ -195,9 +195,9 @@ class PoolSync:
         self._final_bytes = final_bytes
         self._syscalls = syscalls
         self._read_only = read_only
-        #: Whether a sync has failed. The kernel reports a failure only once: the next sync succeeds
-        #: (device_errors.py).
-        self.failed = False
+        #: The drives of which a sync has failed. The kernel reports a failure only once: the next
+        #: sync succeeds (device_errors.py).
+        self.failed: Final[set[DriveNo]] = set()
 
     def at_stop(self) -> Marked:
         """Sync index and extents, because the next start trusts both after a clean stop.
@@ -224,9 +224,12 @@ class PoolSync:
             return Marked(True, None)
         self._index.settle()
         marked = self._final_bytes.mark_all(self.written)
-        self._identities.attributes.begin_flush()
+        drives = [DriveNo(number) for number in range(len(self._device.pool_fds))]
+        for drive in drives:
+            self._identities.attributes.begin_flush(drive)
         self._sync_drives()  # for the identities
-        self._identities.attributes.end_flush()
+        for drive in drives:
+            self._identities.attributes.end_flush(drive)
         self._identities.not_durable.forget_identified()
         return marked
 
@@ -238,11 +241,19 @@ class PoolSync:
         """
         try:
             self._index.sync()
-            self._sync_drives()
         except OSError:
-            self.failed = True
+            self.failed.add(FIRST_DRIVE)
             raise
+        self._sync_drives()
 
     def _sync_drives(self) -> None:
-        for pool_fd in self._device.pool_fds:
-            self._syscalls.syncfs(pool_fd)
+        """Sync each drive, also after one that fails. Raises the first OSError."""
+        errors: list[OSError] = []
+        for number, pool_fd in enumerate(self._device.pool_fds):
+            try:
+                self._syscalls.syncfs(pool_fd)
+            except OSError as error:
+                self.failed.add(DriveNo(number))
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -18,8 +18,9 @@ from kvfs.core.inode_rules import identity_of
 from kvfs.core.lifecycle import State, carries_identity
 from kvfs.core.records import HAS_CRC, HAS_HOLES, OF_BYTES, AttributeRecord, Identity
 from kvfs.core.types import InodeNo, InodeRecord
-from kvfs.pool.durable.not_durable import AttributeRecords, UndurableBlocks, is_quick
-from kvfs.pool.durable.not_durable import Change as AttributeChange
+from kvfs.pool.durable.attribute_records import AttributeRecords, is_quick
+from kvfs.pool.durable.attribute_records import Change as AttributeChange
+from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents

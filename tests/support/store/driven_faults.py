@@ -71,6 +71,11 @@ class Faults:
 
     engine: Store
 
+    def hear_of_failed_read(self, drive: int) -> None:
+        """Let the kernel's log say that *drive* failed to read."""
+        watch = self.engine.device_watch.drives[drive]
+        watch._unreadable.suspect(self.engine.pool.monotonic_s())
+
     # ---- rows ----
 
     def write_rows(self, *, lasting: bool = True) -> AbstractContextManager[WriteTransaction]:

@@ -84,8 +84,12 @@ class Looks:
     #: Asked for an inode that was found to be in doubt, when its turn comes.
     prove = At(lambda engine: engine.reconcile.prove)
     swept = At(lambda engine: engine.swept and engine.reconcile.done)
-    is_written_back = At(lambda engine: engine.device_watch.write_back.is_proven)
-    write_back_looks = At(lambda engine: engine.device_watch.write_back.looks)
+    is_written_back = At(
+        lambda engine: all(each.write_back.is_proven for each in engine.device_watch.drives)
+    )
+    write_back_looks = At(
+        lambda engine: sum(each.write_back.looks for each in engine.device_watch.drives)
+    )
     #: The number of the last transaction.
     transactions = At(lambda engine: engine.pool.index._env.info()["last_txnid"])
 
@@ -211,6 +215,11 @@ class Looks:
     #: Whether the identity of an inode is written once its bytes are durable; and how many wait.
     is_listed = At(lambda engine: engine.pool.durable.not_durable.__contains__)
     listed = At(lambda engine: engine.pool.durable.not_durable.__len__)
+
+    def is_waiting_for_device(self, ino: InodeNo) -> bool:
+        """Whether *ino* is not durable yet, with its identity."""
+        return ino in dict(self.engine.pool.durable.not_durable.sizes())
+
     #: What is durable, or shall be: a moment, and whether it has come.
     #: Whether it is compared with its checksum at its next open.
     is_doubted = At(lambda engine: engine.verifier.is_due)
