@@ -7,7 +7,7 @@ number is serial. So it is the same as one of drive 0.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 import numpy as np
@@ -60,7 +60,9 @@ class Numbering:
 class ByDrive(Generic[T_co]):
     """One thing for each drive of a pool, in the order of their numbers."""
 
-    def __init__(self, things: Sequence[T_co]) -> None:
+    def __init__(self, things: Sequence[T_co], lost: Container[DriveNo] = ()) -> None:
+        """*lost*: the drives that hold nothing any more."""
+        self._lost: Final = lost
         self.all: Final = tuple(things)
         self._drive = Numbering(len(things)).drive
         only = self.all[0]
@@ -68,10 +70,10 @@ class ByDrive(Generic[T_co]):
         self.of: Final[Callable[[InodeNo], T_co]] = self._of if self.all[1:] else lambda _: only
 
     def _of(self, ino: InodeNo) -> T_co:
-        try:
-            return self.all[self._drive(ino)]
-        except IndexError:
-            raise Damaged(f"inode {ino:#x}: the pool has no such drive") from None
+        drive = self._drive(ino)
+        if drive in self._lost or drive >= len(self.all):
+            raise Damaged(f"inode {ino:#x}: drive {drive} is not there, or has failed")
+        return self.all[drive]
 
 
 #: How many turns there are of all drives together, at most, beside one for each drive.

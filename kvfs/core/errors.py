@@ -303,3 +303,17 @@ class SyncedTooLittle(CommandError):
     """Not all that was to be durable is."""
 
     exit_code = 25
+
+
+class _SpaceErrors:
+    """Turns ENOSPC and EDQUOT of a ``with`` block into NoSpace; a generator takes 3 us more."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise NoSpace(str(error)) from error
+
+
+SPACE_ERRORS: Final = _SpaceErrors()

@@ -86,3 +86,4 @@ class DeviceState(StrEnum):
     SERVING = "serving"
     SLOW = "slow"
     SILENT = "silent"
+    FAILED = "failed"

@@ -7,12 +7,12 @@ hangs says nothing: its probe finds out (kvfs/pool/space/device_probe.py).
 """
 
 import contextlib
-import os
 from typing import Final
 
 from kvfs.core.types import FIRST_DRIVE
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
+from kvfs.engine.recovery.lost_drives import LostDrives
 from kvfs.machine.kernel_log import KernelLog
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
@@ -24,10 +24,21 @@ class DriveWatch:
     """The checks of one drive."""
 
     def __init__(self, pool: Pool, publishing: Publishing, drive: PoolDrive) -> None:
+        self.drive: Final = drive
+        self._pool_fd = pool.device.pool_fds[drive.number]
+        self._syscalls = pool.syscalls
         self._log = KernelLog(pool.device.pool_fds[drive.number])
         self._probe = drive.probe
         self.write_back = WriteBack(pool, publishing, drive)
         self._unreadable = Unreadable(pool, publishing, drive)
+
+    def why_failed(self) -> str:
+        """Return why the drive can never be used again, or ""."""
+        try:
+            self._syscalls.check_alive(self._pool_fd)
+        except OSError as error:
+            return f"its file system has failed: {error.strerror}"
+        return ""
 
     def run_due(self, now_s: float) -> None:
         """Check the drive."""
@@ -48,10 +59,11 @@ class DriveWatch:
 
 
 class DeviceWatch:
-    """The checks of one pool's drives."""
+    """The checks of one pool's drives. If the first fails, which has the index, all is lost."""
 
-    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+    def __init__(self, pool: Pool, publishing: Publishing, lost_drives: LostDrives) -> None:
         self._pool = pool
+        self._lost_drives = lost_drives
         self.drives: Final = [DriveWatch(pool, publishing, each) for each in pool.space.drives.all]
         #: Why the pool can never be used again; empty while it works.
         self.lost = ""
@@ -65,8 +77,14 @@ class DeviceWatch:
                 distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
         if self.lost:
             return
-        for drive in self.drives:
-            drive.run_due(now_s)
+        for watch in self._serving():
+            if watch.drive.number != FIRST_DRIVE and (why := watch.why_failed()):
+                self._lost_drives.give_up(watch.drive, why)
+            else:
+                watch.run_due(now_s)
+
+    def _serving(self) -> list[DriveWatch]:
+        return [watch for watch in self.drives if not watch.drive.has_failed]
 
     @property
     def failures(self) -> int:
@@ -75,20 +93,13 @@ class DeviceWatch:
 
     def settle(self) -> bool:
         """Look at all drives before a stop (``WriteBack.settle``); whether the index is right."""
-        settled = [drive.write_back.settle() for drive in self.drives]
+        settled = [watch.write_back.settle() for watch in self._serving()]
         return all(settled)
 
     def _why_lost(self) -> str:
-        """Return why the pool is lost, or "".
-
-        Once XFS has shut itself down, fstat(2) fails at once, without the device
-        (xfs_vn_getattr in fs/xfs/xfs_iops.c). On Linux 6.18 statfs(2) goes on to answer.
-        """
-        try:
-            os.fstat(self._pool.device.pool_fd)
-            os.fstatvfs(self._pool.device.pool_fd)
-        except OSError as error:
-            return f"its file system has failed: {error.strerror}"
+        """Return why the pool is lost, or ""."""
+        if why := self.drives[FIRST_DRIVE].why_failed():
+            return why
         if STATE.lost:
             return "pages of its index cannot be read"
         return self.drives[FIRST_DRIVE].write_back.index_error

@@ -39,6 +39,7 @@ from kvfs.engine.eviction.space_figures import (
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.fetch_ahead import FetchAhead
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.recovery.lost_drives import LostDrives, LostNames
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
 from kvfs.engine.recovery.recovery import Begun, begin
@@ -68,7 +69,7 @@ _TENANTS_SHOWN: Final = 64
 
 
 def _on_each(pool: Pool, do: Callable[[PoolDrive], None]) -> None:
-    for drive in pool.space.drives.all:
+    for drive in pool.space.serving:
         do(drive)
 
 
@@ -111,8 +112,9 @@ class Store:
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
         self.reconcile = Reconcile(self.pool, recovered.gone_back)
+        lost_names = LostNames(self.pool, self.reconcile)
         awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
-        self.namespace = Namespace(self.pool, self.allocator, awaited, self.reconcile)
+        self.namespace = Namespace(self.pool, self.allocator, awaited, lost_names)
         self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
@@ -128,7 +130,8 @@ class Store:
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
-        self.device_watch = DeviceWatch(self.pool, self.blocks.publishing)
+        lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)
+        self.device_watch = DeviceWatch(self.pool, self.blocks.publishing, lost_drives)
         self.sweep = Sweep(self.pool)
         self._fetch_ahead = FetchAhead(self.pool)
         self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
@@ -296,7 +299,7 @@ class Store:
     @property
     def swept(self) -> bool:
         """Whether every inode is compared with its file, and no stray file is left."""
-        return self.sweep.done and not self._sweep_due
+        return self.sweep.done and not (self._sweep_due or self.pool.extents.lost)
 
     def _begin_sweep(self) -> None:
         """Sweep once the index is compared: before that a file without an inode may get one."""

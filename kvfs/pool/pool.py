@@ -202,11 +202,7 @@ class Pool:
             checksums_s=settings.checksum_stop_s if settings.checksum_share else 0.0,
         )
         syncs = PoolSync(
-            self.device,
-            self.index,
-            identities,
-            final_bytes,
-            self.syscalls,
+            *(self.device, self.index, identities, final_bytes, self.syscalls, self.extents.lost),
             read_only=settings.read_only,
         )
         return DurableParts(

@@ -28,7 +28,7 @@ from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
-from kvfs.pool.space.whole_space import SpaceFigures, whole_of
+from kvfs.pool.space.whole_space import SpaceFigures, WholeSpace
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents
@@ -58,6 +58,11 @@ class SpaceParts:
     node_shares: NodeShares
     strays: Strays
 
+    @property
+    def serving(self) -> Sequence[PoolDrive]:
+        """The drives that have not failed."""
+        return [drive for drive in self.drives.all if not drive.has_failed]
+
     def close(self) -> None:
         """Wait for the probes under way."""
         for probe in self.probes.all:
@@ -82,7 +87,8 @@ def space_parts(
     probes = _probes(device.pool_fds, settings.device_silent_s, syscalls, monotonic_s)
     drives = ByDrive(list(_drives(device, settings, counts, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
-    taken = whole_of(spaces.all)
+    several = WholeSpace(lambda: [drive.space for drive in drives.all if not drive.has_failed])
+    taken = several if drives.all[1:] else spaces.all[FIRST_DRIVE]
     files = StrayFiles(device.pool_fds, syscalls, extents)
     strays = Strays(
         *(files, spaces, ByDrive([drive.unlink_queue for drive in drives.all])),

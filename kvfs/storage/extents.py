@@ -16,13 +16,14 @@ from itertools import chain
 from typing import Final
 
 from kvfs.core.drives import ByDrive, Numbering
-from kvfs.core.errors import NO_SPACE, Damaged, NoSpace
+from kvfs.core.errors import SPACE_ERRORS, Damaged
 from kvfs.core.pool_layout import EXTENTS, FAN_OUT, IDENTITIES, file_name
 from kvfs.core.records import AttributeRecord, Identity
 from kvfs.core.types import (
     SIZE_MAX_BYTES,
     STAT_BLOCK_BYTES,
     TARGET_MAX_BYTES,
+    DriveNo,
     InodeNo,
     Sequence,
     round_up,
@@ -40,20 +41,6 @@ _FILE_FLAGS: Final = os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
 _HOLES_MAX: Final = 256
 
 
-class _SpaceErrors:
-    """Turns ENOSPC and EDQUOT of a ``with`` block into NoSpace; a generator takes 3 us more."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
-            raise NoSpace(str(error)) from error
-
-
-_SPACE_ERRORS: Final = _SpaceErrors()
-
-
 class Extents:
     """The extent files and identity files of one pool: those of an inode are on its drive."""
 
@@ -65,8 +52,10 @@ class Extents:
         with contextlib.suppress(ValueError):
             if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
                 signal.signal(signal.SIGIO, signal.SIG_IGN)
-        self._extents = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds])
-        self._nodes = ByDrive([FanOut(fd, IDENTITIES, syscalls) for fd in pool_fds])
+        #: The drives that have failed: what is asked for there is Damaged from now on.
+        self.lost: Final[set[DriveNo]] = set()
+        self._extents = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds], self.lost)
+        self._nodes = ByDrive([FanOut(fd, IDENTITIES, syscalls) for fd in pool_fds], self.lost)
         #: How many drives the pool lies on; and the serial of an inode: the older has the lower.
         self.drives, self.serial = len(pool_fds), Numbering(len(pool_fds)).serial
         self._xattrs = FileXattrs(syscalls)
@@ -101,7 +90,7 @@ class Extents:
         Raises NoSpace, and Damaged if the number was used before.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
-        with _SPACE_ERRORS:
+        with SPACE_ERRORS:
             directory_fd = self._extents.of(ino).directory(ino, make=True)
             try:
                 fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
@@ -121,12 +110,12 @@ class Extents:
 
     def reserve(self, fd: int, size_bytes: int) -> None:
         """Allocate the first *size_bytes* without changing the length. Raises NoSpace."""
-        with _SPACE_ERRORS:
+        with SPACE_ERRORS:
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def reserve_rest(self, fd: int, size_bytes: int) -> None:
         """Do what ``reserve`` does, if some of it may be allocated already. Raises NoSpace."""
-        with _SPACE_ERRORS:
+        with SPACE_ERRORS:
             self.allocate(fd, FALLOC_FL_KEEP_SIZE, 0, size_bytes)
 
     def allocate(self, fd: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
@@ -322,7 +311,7 @@ class Extents:
 
         *fd*, if the extent is open anyway, halves the cost: 10 us instead of 18. Raises NoSpace.
         """
-        with _SPACE_ERRORS:
+        with SPACE_ERRORS:
             try:
                 self._xattrs.set_identity(
                     self._extents.of(ino).path(ino) if fd is None else fd, identity
@@ -369,7 +358,9 @@ class Extents:
 
     def scan(self, directories: int = FAN_OUT) -> Iterator[InodeNo]:
         """Yield the inode number of every extent in the first *directories* of each fan-out."""
-        return chain.from_iterable(files.scan(directories) for files in self._extents.all)
+        drives = enumerate(self._extents.all)
+        there = [files for drive, files in drives if drive not in self.lost]
+        return chain.from_iterable(files.scan(directories) for files in there)
 
     # ---- identity files of directories and symlinks ----
 
@@ -379,7 +370,7 @@ class Extents:
         Called again for a new name or parent. A symlink's target never changes, so writing the
         same bytes again is harmless.
         """
-        with _SPACE_ERRORS:
+        with SPACE_ERRORS:
             directory_fd = self._nodes.of(ino).directory(ino, make=True)
             flags = os.O_WRONLY | os.O_CREAT | _FILE_FLAGS
             fd = self._syscalls.open(file_name(ino), flags, 0o600, dir_fd=directory_fd)
@@ -424,7 +415,7 @@ class Extents:
         Call it before the identity with that or a higher sequence number is written. A missing
         extent is fine. Raises NoSpace, OSError.
         """
-        with _SPACE_ERRORS, contextlib.suppress(FileNotFoundError):
+        with SPACE_ERRORS, contextlib.suppress(FileNotFoundError):
             if not of_node:
                 self._xattrs.set_attributes(self._extents.of(record.ino).path(record.ino), record)
                 return

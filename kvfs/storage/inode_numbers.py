@@ -162,6 +162,10 @@ class InodeNumbers:
         finally:
             self._refilling.discard(drive)
 
+    def give_up(self, drive: DriveNo) -> None:
+        """Refill *drive* no more, because it has failed."""
+        self._refilling.add(drive)
+
     def with_serial(self, serial: InodeNo) -> list[InodeNo]:
         """Return the numbers of which one may have been given out with *serial*: one a drive."""
         return [self._inode(DriveNo(drive), serial) for drive in range(len(self._ranges))]

@@ -160,6 +160,15 @@ class Syscalls:
             if ctypes.get_errno() != errno.EINTR:
                 raise_errno("fallocate")
 
+    def check_alive(self, fd: int) -> None:
+        """Raise OSError if the file system that *fd* lies on has shut itself down.
+
+        Once XFS has, fstat(2) fails at once, without the device (xfs_vn_getattr in
+        fs/xfs/xfs_iops.c). On Linux 6.18 statfs(2) goes on to answer.
+        """
+        os.fstat(fd)
+        os.fstatvfs(fd)
+
     def syncfs(self, fd: int) -> None:
         """Write back everything of the file system that *fd* lies on (syncfs(2))."""
         if LIBC.syncfs(fd) != 0:

@@ -238,7 +238,7 @@ class SpaceQueue:
             allowed_s = self._allowance.begin(now_s)
             try:
                 if allowed_s > _PATIENCE_S:
-                    drives = self._store.pool.space.drives.all
+                    drives = self._store.pool.space.serving
                     waiter = _Waiter(1, drives, now_s, now_s + allowed_s, in_vain=False)
                     await self._make(waiter, about_to_wait, 0)
             except NoSpace:
@@ -266,7 +266,7 @@ class SpaceQueue:
 
     def lets_begin(self, waited_s: float = 0.0) -> bool:
         """Whether space for a new draft may become free, after a wait of *waited_s*."""
-        return self._worth_waiting(1, self._store.pool.space.drives.all, waited_s)
+        return self._worth_waiting(1, self._store.pool.space.serving, waited_s)
 
     def _worth_waiting(self, size_bytes: int, drives: Sequence[PoolDrive], waited_s: float) -> bool:
         return _Prospect(self._store).worth_waiting(size_bytes, drives, waited_s)

@@ -229,6 +229,10 @@ class Publishing:
         pool = self._pool
         if opened.fd < 0:
             return  # the open failed, so nothing was written or marked
+        if opened.gone is not None and pool.space.drives.of(opened.ino).has_failed:
+            opened.end(whole=False)  # nobody can ask what it holds
+            pool.open.notes.changed(opened)
+            return
         before = self._namespace.record(opened.ino)
         record = measured(pool.syscalls, opened, before)
         written = record is not before

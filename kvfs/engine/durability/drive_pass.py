@@ -37,6 +37,7 @@ class DrivePass:
     def __init__(self, pool: Pool, publishing: Publishing, drive: PoolDrive) -> None:
         self._pool = pool
         self._publishing = publishing
+        self.drive: Final = drive
         self._drive = drive.number
         self._pool_fd = pool.device.pool_fds[drive.number]
         self._not_durable = pool.durable.not_durable

@@ -25,8 +25,11 @@ class DurablePass:
 
     def run_due(self, now_s: float) -> None:
         """Go on with what is due; some microseconds if nothing is."""
-        for each in self._passes:
+        for each in self._serving():
             each.run_due(now_s)
+
+    def _serving(self) -> list[DrivePass]:
+        return [each for each in self._passes if not each.drive.has_failed]
 
     # ---- those who wait ----
 
@@ -71,7 +74,7 @@ class DurablePass:
         Raises NoSpace, OSError.
         """
         now_s = self._pool.monotonic_s()
-        for each in self._passes:
+        for each in self._serving():
             each.ask(now_s)
         self._set(goal)
         self.run_due(now_s)
@@ -79,9 +82,11 @@ class DurablePass:
         return blocks + self._attributes.undone(goal.attributes)
 
     def is_flushed(self, goal: DurableGoal) -> bool:
-        """Whether each drive was flushed since *goal* was set."""
+        """Whether each drive that serves was flushed since *goal* was set."""
         wanted = zip(self._passes, goal.flushes, strict=goal.is_set)
-        return goal.is_set and all(each.flushes >= flush for each, flush in wanted)
+        return goal.is_set and all(
+            each.flushes >= flush or each.drive.has_failed for each, flush in wanted
+        )
 
     def reached(self, goal: DurableGoal) -> bool:
         """Whether *goal* is reached; works towards it.

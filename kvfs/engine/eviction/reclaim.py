@@ -93,7 +93,7 @@ class Reclaim:
 
     def run_due(self, now_s: float) -> None:
         """Keep space free ahead of the writers, on each drive."""
-        for drive in self._pool.space.drives.all:
+        for drive in self._pool.space.serving:
             short_bytes = _short_bytes(drive, now_s)
             if short_bytes > 0 and len(self._pool.departures.removed):
                 self._pool.departures.removed.give_way()
@@ -111,7 +111,7 @@ class Reclaim:
         self._topping_up = False
         now_s = self._pool.monotonic_s()
         self.run_due(now_s)
-        for drive in self._pool.space.drives.all:
+        for drive in self._pool.space.serving:
             drive.unlink_queue.hurry(drive.headroom.target_bytes(now_s))
             self._pool.open.ready.on(drive).fill()
 

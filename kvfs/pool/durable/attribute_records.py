@@ -53,11 +53,16 @@ class _OnDrive:
     def __init__(self) -> None:
         self.written = _Flushed()
         self.flushing = _Flushed()
+        #: Whether the drive has failed, so that nothing waits for it.
+        self.is_lost = False
         #: Records are written by the loop's thread and by the drive's for long jobs.
         self.writing = threading.Lock()
 
+    def parts(self) -> tuple[_Flushed, ...]:
+        return () if self.is_lost else (self.written, self.flushing)
+
     def joined(self) -> _Flushed:
-        return self.written.joined(self.flushing)
+        return functools.reduce(_Flushed.joined, self.parts(), _Flushed())
 
 
 class AttributeRecords:
@@ -209,6 +214,11 @@ class AttributeRecords:
         there.flushing = _Flushed()
         self._note_flush()
 
+    def give_up(self, drive: DriveNo) -> None:
+        """Wait no more for what *drive* was told, because it has failed."""
+        self._drives.all[drive].is_lost = True
+        self._note_flush()
+
     def _note_flush(self) -> None:
         """Note, for the next server, since when changes wait for a flush."""
         parts = functools.reduce(_Flushed.joined, (one.joined() for one in self._drives.all))
@@ -229,7 +239,7 @@ class AttributeRecords:
     def undone(self, ticket: int) -> int:
         """Return how many changes up to *ticket* are not durable."""
         changed = sum(change.ticket <= ticket for change in self._changed.values())
-        parts = [part for one in self._drives.all for part in (one.written, one.flushing)]
+        parts = [part for one in self._drives.all for part in one.parts()]
         return changed + sum(
             part.changes for part in parts if part.changes and part.ticket <= ticket
         )

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import Damaged, NoSpace
@@ -186,9 +186,12 @@ class PoolSync:
         identities: Identities,
         final_bytes: FinalBytes,
         syscalls: Syscalls,
+        lost: Container[DriveNo],
         *,
         read_only: bool,
     ) -> None:
+        """*lost*: the drives that have failed."""
+        self._lost = lost
         self._device = device
         self._index = index
         self._identities = identities
@@ -247,9 +250,11 @@ class PoolSync:
         self._sync_drives()
 
     def _sync_drives(self) -> None:
-        """Sync each drive, also after one that fails. Raises the first OSError."""
+        """Sync each drive that serves, also after one that fails. Raises the first OSError."""
         errors: list[OSError] = []
         for number, pool_fd in enumerate(self._device.pool_fds):
+            if number in self._lost:
+                continue
             try:
                 self._syscalls.syncfs(pool_fd)
             except OSError as error:

@@ -325,10 +325,13 @@ class Identities:
         self._forget_queued(ino)
         self._lingering.discard(ino)
         self._withdrawing.pop(ino, None)
+        drive = self._drives.of(ino)
+        if drive.has_failed:
+            return
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
             in_use = functools.partial(self._extents.is_used, ino)
-            self._drives.of(ino).unlink_queue.add(remove, record.allocated_bytes, in_use)
+            drive.unlink_queue.add(remove, record.allocated_bytes, in_use)
         elif carries_identity(record):
             forget = functools.partial(self._extents.forget_node, ino)
             device = self._background.of(ino).device
@@ -338,6 +341,8 @@ class Identities:
         self, ino: InodeNo, work: Callable[[], R], end: Callable[[R], None] | None = None
     ) -> None:
         """Queue *work*, which writes or removes *ino*'s identity; note it for the next server."""
+        if self._drives.of(ino).has_failed:
+            return
         self.foretell(ino)
         self._told[ino] = work
 

@@ -58,6 +58,7 @@ class Placement:
         place = self._begin if chain is None else self._places.get(chain, self._begin)
         drives = [self._drives.all[number] for number in self._turns.order(place)]
         # One that is slow or silent is passed over until it answers as it should.
+        drives = [drive for drive in drives if not drive.has_failed]
         drives = [drive for drive in drives if drive.probe.takes_blocks] or drives
         among = [drive.number for drive in drives]
         return sorted(drives, key=lambda drive: self._choice(drive, size_bytes, among))

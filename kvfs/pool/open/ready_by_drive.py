@@ -85,7 +85,7 @@ class ReadyByDrive:
         *spendable_bytes*: how many bytes could be evicted on a drive if space were needed.
         """
         drives = self._drives.all
-        for drive in drives:
+        for drive in (drive for drive in drives if not drive.has_failed):
             self.on(drive).run_due(now_s, spendable_bytes(drive), len(drives))
 
     def begin_serving(self) -> None:

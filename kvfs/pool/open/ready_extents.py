@@ -249,6 +249,14 @@ class ReadyExtents:
         while self._brought_before and not serving:
             self._discard(self._brought_before.pop())
 
+    def give_up(self) -> None:
+        """Drop all, because the drive has failed."""
+        self._depths = {}
+        extents = [*chain(*self._queues.values(), self._brought, self._brought_before)]
+        self._queues, self._brought, self._brought_before = {}, [], []
+        for extent in extents:
+            self._discard(extent)
+
     @property
     def count(self) -> int:
         """How many extents are ready now."""

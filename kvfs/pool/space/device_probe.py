@@ -72,11 +72,15 @@ class DeviceProbe:
         self._next_s = 0.0
         #: How long the last probe that has come back took.
         self._took_s = 0.0
+        #: Why the drive can never be used again; empty while it can.
+        self.why_failed = ""
         #: Whether the log says that the device is silent.
         self._told = False
 
     def run_due(self, now_s: float) -> None:
         """Take the answer of the probe under way, or begin the next one."""
+        if self.why_failed:
+            return
         waited_s = self._waited_s = self._waited_at(now_s)
         self._looked_s = now_s
         came_back_s = self._asking.pop_result()
@@ -129,6 +133,8 @@ class DeviceProbe:
         A busy device that answers late each time is not suspect for that.
         """
         waited_s = self._waited_at(self._monotonic_s())
+        if self.why_failed:
+            return False  # all calls return at once
         usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self._took_s)
         if waited_s < min(usual_s, self._silent_s):
             return False
@@ -151,15 +157,21 @@ class DeviceProbe:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is slow, or worse."""
+        """Whether it answers not at all, or later than it should; or has failed."""
         return self.state is not DeviceState.SERVING
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether new blocks may be put there: it is neither slow, nor seems to be silent."""
+        """Whether new blocks may be put there: it is not slow or failed, nor seems silent."""
         return not (self.is_slow or self.is_suspect)
 
+    def give_up(self, why: str) -> None:
+        """Ask no more: the drive has failed, because of *why*."""
+        self.why_failed = why
+
     def _state_at(self, waited_s: float) -> DeviceState:
+        if self.why_failed:
+            return DeviceState.FAILED
         if waited_s >= self._silent_s:
             return DeviceState.SILENT
         is_slow = max(waited_s, self._took_s) >= _SLOW_S

@@ -23,3 +23,8 @@ class PoolDrive:
     headroom: Headroom
     device_room: DeviceRoom
     unlink_queue: UnlinkQueue
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether what it held is lost, and nothing is put there any more."""
+        return bool(self.probe.why_failed)

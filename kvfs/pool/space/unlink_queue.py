@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.drives import ByDrive
+from kvfs.core.errors import Damaged
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.pool.space.space import Space
 from kvfs.storage.background import Background
@@ -45,6 +46,8 @@ def _carry_out(unlink: _Unlink) -> _Outcome:
         if unlink.in_use is not None and unlink.in_use():
             return _Outcome(in_use=True)
         unlink.remove()
+    except Damaged:
+        return _Outcome(in_use=False)  # its drive has failed: there is nothing to remove
     except Exception as error:  # raised once its bytes are accounted for
         return _Outcome(in_use=False, error=error)
     return _Outcome(in_use=False)

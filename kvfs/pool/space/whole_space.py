@@ -1,6 +1,6 @@
 """How much of a pool is taken: the sum of its drives. Space is taken and given back on a drive."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from kvfs.pool.space.space import Space
@@ -73,7 +73,7 @@ class _Sum:
         self._name = name
 
     def __get__(self, whole: "WholeSpace", owner: type) -> int:
-        return sum(getattr(space, self._name) for space in whole.spaces)
+        return sum(getattr(space, self._name) for space in whole.spaces())
 
 
 class WholeSpace:
@@ -94,10 +94,6 @@ class WholeSpace:
     pending_delete_bytes = _Sum()
     deleted_open_bytes = _Sum()
 
-    def __init__(self, spaces: Sequence[Space]) -> None:
-        self.spaces: Final = tuple(spaces)
-
-
-def whole_of(spaces: Sequence[Space]) -> SpaceFigures:
-    """Return the figures of a pool whose drives have *spaces*."""
-    return WholeSpace(spaces) if len(spaces) > 1 else spaces[0]
+    def __init__(self, spaces: Callable[[], Iterable[Space]]) -> None:
+        """*spaces* returns those of the drives that serve."""
+        self.spaces: Final = spaces

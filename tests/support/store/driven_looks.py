@@ -63,6 +63,10 @@ class Looks:
     chains = At(lambda engine: len(engine.pool.open.placement._places))
     #: How each drive answers.
     drive_states = At(lambda engine: [probe.state.value for probe in engine.pool.space.probes.all])
+    #: Why the whole pool is lost; empty while it serves.
+    why_lost = At(lambda engine: engine.device_watch.lost)
+    #: Of how many failed drives the index still has rows.
+    drives_going = At(lambda engine: len(engine.device_watch._lost_drives._names.going))
     drafts_given_up = At(lambda engine: engine.watch.given_up)
     doubts = At(lambda engine: engine.blocks.doubts.__len__)
     node_bytes = At(lambda engine: engine.pool.space.accounts.names.by)

@@ -17,7 +17,9 @@ _HELD_MAX_S: Final = 60.0
 #: Held or failing, if nothing else is said: calls for any file.
 _ANYWHERE: Final = Path("/")
 #: What the kernel answers from memory; the index of these stores is in memory, too.
-_HARMLESS: Final = frozenset({"fstat", "fcntl", "lseek", "statvfs", "reopen", "commit"})
+_HARMLESS: Final = frozenset(
+    {"fstat", "fcntl", "lseek", "statvfs", "reopen", "commit", "check_alive"}
+)
 #: One that is below, and one that is made of others.
 _NOT_WATCHED: Final = frozenset({"open_cached", "pwrite_all"})
 

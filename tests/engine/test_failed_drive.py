@@ -1,0 +1,253 @@
+"""A store of three drives, one of which fails for good: what was there is misses, and no more."""
+
+import contextlib
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.core.drives import Numbering
+from kvfs.core.errors import Damaged, NotFound
+from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.clients.stepping import until
+from tests.support.store.loop_guard import LoopGuard
+from tests.support.store.serving import Serving
+from tests.support.store.stores import (
+    FILE,
+    MIB,
+    Host,
+    assert_exact,
+    assert_no_strays,
+    get,
+    host,
+    put,
+    settle,
+    tree,
+    write,
+)
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+_DRIVES = 3
+#: Whatever a file system refuses that has shut itself down.
+CALLS = (
+    *("open", "pread", "preadv", "pwrite", "ftruncate", "fallocate", "fsync", "fdatasync"),
+    *("syncfs", "sync_file_range", "unlink", "utime", "stat", "fstat", "statvfs", "mkdir"),
+    *("setxattr", "getxattr", "listxattr", "removexattr", "open_cached"),
+    "check_alive",
+)
+
+
+@pytest.fixture
+def guard() -> LoopGuard:
+    return LoopGuard()
+
+
+@pytest.fixture
+def pool(guard: LoopGuard) -> Iterator[Host]:
+    """Yield a host whose store runs on three new drives of the same size."""
+    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made:
+        made.start(guard)
+        yield made
+
+
+def store_nine(pool: Host) -> dict[int, dict[bytes, bytes]]:
+    """Store nine blocks; return the paths of each drive, with what they hold."""
+    found: dict[int, dict[bytes, bytes]] = {drive: {} for drive in range(_DRIVES)}
+    for number in range(9):
+        data = b"%d" % number * 5000
+        ino = put(pool.store, ROOT_INODE, b"%d" % number, data)
+        found[Numbering(_DRIVES).drive(ino)][b"/%d" % number] = data
+    return found
+
+
+def others(found: dict[int, dict[bytes, bytes]], drive: int) -> dict[bytes, object]:
+    """Return all paths that are not on *drive*."""
+    return {path: data for at in found if at != drive for path, data in found[at].items()}
+
+
+def drops_all(pool: Host) -> None:
+    """Let ticks pass until nothing is left of the blocks of drives that have failed."""
+
+    def dropped() -> bool:
+        pool.store.tick()
+        pool.store.run_all()
+        return pool.store.drives_going == 0
+
+    until(dropped, "all rows are gone")
+
+
+@pytest.mark.parametrize("drive", [1, 2])
+def test_a_failed_drive_is_misses(pool: Host, guard: LoopGuard, drive: int) -> None:
+    found = store_nine(pool)
+    pool.store.sync()
+    with guard.failing(*CALLS, below=pool.drives[drive]):
+        pool.store.tick()
+        assert pool.store.drive_states[drive] == "failed"
+        assert pool.store.describe()["device_state"] == "failed"
+        for path in found[drive]:
+            with pytest.raises(NotFound):
+                pool.store.lookup(ROOT_INODE, path[1:])
+        drops_all(pool)
+        assert tree(pool.store) == others(found, drive)
+        more = {
+            b"/more %d" % number: put(pool.store, ROOT_INODE, b"more %d" % number, b"x" * 5000)
+            for number in range(6)
+        }
+        assert drive not in set(map(Numbering(_DRIVES).drive, more.values()))
+        pool.store.sync()
+        for number in range(3):
+            pool.store.unlink(ROOT_INODE, b"more %d" % number)
+        pool.store.erase_removed()
+        assert pool.store.describe()["lost_blocks"] == 3
+        assert pool.store.describe()["background_failures"] == 0
+        pool.stop()
+    kept = others(found, drive) | {b"/more %d" % number: b"x" * 5000 for number in range(3, 6)}
+    store = pool.start()
+    assert tree(store) == kept, "it is back, and not believed"
+    settle(store)
+    assert_exact(pool)
+    assert_no_strays(store)
+
+
+def test_without_the_first_drive_all_is_lost(pool: Host, guard: LoopGuard) -> None:
+    """The index's log is there."""
+    store_nine(pool)
+    with guard.failing(*CALLS, below=pool.drives[0]):
+        pool.store.tick()
+        assert "file system has failed" in pool.store.why_lost
+        assert pool.store.drives_going == 0
+        pool.store.tick()
+        pool.stop()
+
+
+def test_its_space_is_no_more_of_the_pool(pool: Host, guard: LoopGuard) -> None:
+    store_nine(pool)
+    before = pool.store.describe()["capacity_bytes"]
+    with guard.failing(*CALLS, below=pool.drives[1]):
+        drops_all(pool)
+        pool.store.tick()
+        figures = pool.store.describe()
+        assert figures["capacity_bytes"] == before - 64 * MIB
+        assert figures["used_bytes"] == 6 * 8192
+        assert figures["durability"]["blocks"] <= 6
+
+
+def test_drafts_on_it_fail_alone(pool: Host, guard: LoopGuard) -> None:
+    store = pool.store
+    drafts = [store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)[0] for number in range(6)]
+    for opened in drafts:
+        write(store, opened, b"a" * 5000)
+    with guard.failing(*CALLS, below=pool.drives[1]):
+        store.tick()
+        for opened in drafts:
+            if Numbering(_DRIVES).drive(opened.ino) == 1:
+                with pytest.raises(OSError, match="Input/output error"):
+                    write(store, opened, b"b" * 5000, 5000)
+            else:
+                write(store, opened, b"b" * 5000, 5000)
+        drops_all(pool)
+        for opened in drafts:
+            store.close(opened, writer=True)
+        there = {b"/%d" % at for at in range(6) if Numbering(_DRIVES).drive(drafts[at].ino) != 1}
+        assert len(there) == 4
+        assert tree(store) == dict.fromkeys(there, b"a" * 5000 + b"b" * 5000)
+        assert not store.open_inos
+        pool.stop()
+    assert set(tree(pool.start())) == there
+
+
+def test_readers_of_it_keep_a_handle_without_a_name(pool: Host, guard: LoopGuard) -> None:
+    found = store_nine(pool)
+    store = pool.store
+    inos = [store.lookup(ROOT_INODE, path[1:]) for path in found[2]]
+    opened = [store.open(ino, writer=False, truncate=False) for ino in inos]
+    with guard.failing(*CALLS, below=pool.drives[2]):
+        store.tick()
+        drops_all(pool)
+        assert tree(store) == others(found, 2)
+        for one in opened:
+            with pytest.raises((OSError, Damaged)):
+                store.syscalls.pread(store.extent_fd(one), 10, 0)
+            store.close(one, writer=False)
+        assert not store.open_inos
+    store.erase_removed()
+    assert_exact(pool)
+
+
+def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
+    pool.stop()
+    client = Serving(pool)
+    for _ in range(3):
+        client.tick()
+    for number in range(9):
+        client.put(b"%d" % number, b"%d" % number * 5000)
+    lost = {
+        b"%d" % number
+        for number in range(9)
+        if Numbering(_DRIVES).drive(client.look_up(b"%d" % number)) == 1
+    }
+    with client.guard.failing(*CALLS, below=pool.drives[1]):
+        client.tick()
+        for number in range(9):
+            name = b"%d" % number
+            if name in lost:
+                with pytest.raises(NotFound):
+                    client.get(name)
+            else:
+                assert client.get(name) == name * 5000
+            client.put(b"more " + name, name)
+        client.tick_until(lambda: client.store.drives_going == 0, "all rows are gone")
+        for number in range(9):
+            assert client.get(b"more %d" % number) == b"%d" % number
+        client.stop_serving()
+    assert client.store.describe()["background_failures"] == 0
+
+
+@given(
+    st.lists(st.sampled_from(["put", "get", "remove", "tick", "run", "sync"]), max_size=40),
+    st.integers(0, 40),
+    st.integers(1, _DRIVES - 1),
+)
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_a_drive_that_fails_at_any_moment_costs_no_other_block_and_gives_no_wrong_byte(
+    steps: list[str], moment: int, drive: int
+) -> None:
+    guard, moment = LoopGuard(), min(moment, len(steps))
+    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made, contextlib.ExitStack() as failing:
+        store, model = made.start(guard), dict[bytes, tuple[InodeNo, bytes]]()
+        for number, step in enumerate([*steps, "tick"]):
+            if number == moment:
+                failing.enter_context(guard.failing(*CALLS, below=made.drives[drive]))
+                store.tick()
+            if step == "put":
+                name, data = b"%d" % number, b"%d" % number * 700
+                model[name] = put(store, ROOT_INODE, name, data), data
+            elif step == "remove" and model:
+                with contextlib.suppress(NotFound):
+                    store.unlink(ROOT_INODE, next(iter(model)))
+                del model[next(iter(model))]
+            elif step == "tick":
+                store.tick()
+            elif step == "run":
+                store.run_one()
+            elif step == "sync":
+                store.sync()
+            for name, (ino, data) in model.items():
+                if number >= moment and Numbering(_DRIVES).drive(ino) == drive:
+                    with pytest.raises(NotFound):
+                        store.lookup(ROOT_INODE, name)
+                else:
+                    assert get(store, ROOT_INODE, name) == data
+        drops_all(made)
+        there = {
+            b"/" + name: data
+            for name, (ino, data) in model.items()
+            if Numbering(_DRIVES).drive(ino) != drive
+        }
+        assert tree(store) == there
+        made.stop()
+        failing.close()
+        assert tree(made.start()) == there
