@@ -234,7 +234,7 @@ class Allocator:
         if size_bytes <= space.unclaimed_bytes + space.coming_bytes:
             return
         drive.unlink_queue.hurry(size_bytes)
-        recently_removed = self._pool.departures.removed.give_way
+        recently_removed = functools.partial(self._pool.departures.removed.give_way, space)
         # What forget_nameless gives up becomes recently removed first, hence the second call.
         for give_way in (
             self._pool.open.ready.on(drive).give_way,

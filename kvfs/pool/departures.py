@@ -92,13 +92,17 @@ class RecentlyRemoved:
         while self._removed and next(iter(self._removed.values())).due_s <= now_s:
             self._erase_oldest()
 
-    def give_way(self) -> None:
-        """Erase all, because their space is needed or the pool stops."""
-        while self._removed:
-            self._erase_oldest()
+    def give_way(self, space: Space | None = None) -> None:
+        """Erase all of the drive with *space*, which is needed; or all, as the pool stops, say."""
+        for ino in list(self._removed):
+            if space is None or self._space_of(ino) is space:
+                self._erase_one(ino)
 
     def _erase_oldest(self) -> None:
-        ino, removed = self._removed.popitem(last=False)
+        self._erase_one(next(iter(self._removed)))
+
+    def _erase_one(self, ino: InodeNo) -> None:
+        removed = self._removed.pop(ino)
         space = self._space_of(ino)
         space.removed_bytes -= removed.record.allocated_bytes
         space.extra_bytes -= removed.record.allocated_bytes

@@ -8,7 +8,7 @@ closes that free some.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Final
 
 import trio
@@ -102,43 +102,59 @@ class _Allowance:
 
 
 class _Prospect:
-    """What may still free space. Each check is made once, since some look at all open files."""
+    """What may still free space on a drive. Each is checked once: some look at all open files."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, drive: PoolDrive) -> None:
         self._reclaim, self._pool = store.reclaim, store.pool
         self._reach: Final = store.allocator.reach
-        self.hopeful: Final = store.reclaim.hopeful
+        self._drive: Final = drive
+        self._hopeful: Final = store.reclaim.hopeful(drive)
 
     @functools.cached_property
     def awaits_users(self) -> bool:
         """Whether space would be freed if the users of some blocks closed them."""
-        return self._reclaim.awaits_users
+        return self._reclaim.awaits_users(self._drive)
 
     @functools.cached_property
     def users_came_lately(self) -> bool:
         """Whether one of these users may be done soon."""
-        return self._reclaim.users_came_lately(self._pool.settings.room_wait_s)
+        return self._reclaim.users_came_lately(self._pool.settings.room_wait_s, self._drive)
 
-    def worth_waiting(self, size_bytes: int, drives: Sequence[PoolDrive], waited_s: float) -> bool:
-        """Whether one of *drives* may have *size_bytes* for one that has waited *waited_s*."""
-        return any(self._is_worth(size_bytes, drive, waited_s) for drive in drives)
-
-    def _is_worth(self, size_bytes: int, drive: PoolDrive, waited_s: float) -> bool:
-        longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes, drive)
+    def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
+        """Whether there may be *size_bytes* for one that has waited *waited_s*."""
+        longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes, self._drive)
         if fit is Fit.NEVER:
             return False
-        may_go = self.hopeful or (not waited_s and self._pool.evictable_on(drive))
+        may_go = self._hopeful or (not waited_s and self._pool.evictable_on(self._drive))
         if may_go or fit in (Fit.AFTER_GUESSES, Fit.AFTER_USERS):
             return waited_s < longest_s
         if waited_s < _LAST_USER_S:
             return self.awaits_users
         return waited_s < longest_s and self.users_came_lately
 
-    def may_evict(self, size_bytes: int, drives: Sequence[PoolDrive]) -> bool:
-        """Whether evicting again may give *size_bytes* on one of *drives*."""
-        return self.hopeful and any(
-            self._reach.fit(size_bytes, drive) is Fit.NOW for drive in drives
-        )
+    def may_evict(self, size_bytes: int) -> bool:
+        """Whether evicting again may give *size_bytes*."""
+        return self._hopeful and self._reach.fit(size_bytes, self._drive) is Fit.NOW
+
+
+class _Prospects:
+    """The prospects of all drives, as long as nothing changes them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[PoolDrive, _Prospect] = {}
+
+    def of(self, drives: Sequence[PoolDrive]) -> Iterator[_Prospect]:
+        """Yield the prospect of each of *drives*."""
+        for drive in drives:
+            found = self._known.get(drive)
+            if found is None:
+                found = self._known[drive] = _Prospect(self._store, drive)
+            yield found
+
+    def forget(self) -> None:
+        """Look again, since something was freed or evicted."""
+        self._known.clear()
 
 
 class SpaceQueue:
@@ -269,7 +285,8 @@ class SpaceQueue:
         return self._worth_waiting(1, self._store.pool.space.serving, waited_s)
 
     def _worth_waiting(self, size_bytes: int, drives: Sequence[PoolDrive], waited_s: float) -> bool:
-        return _Prospect(self._store).worth_waiting(size_bytes, drives, waited_s)
+        prospects = _Prospects(self._store).of(drives)
+        return any(each.worth_waiting(size_bytes, waited_s) for each in prospects)
 
     async def _make(
         self, waiter: _Waiter, about_to_wait: AboutToWait | None, held_bytes: int
@@ -320,7 +337,7 @@ class SpaceQueue:
         reclaim, start_s = self._store.reclaim, trio.current_time()
         self._store.pool.background.work(_LOOK_S / 2)  # a scan or unlinks that we wait for
         reclaim.search_anew()
-        prospect: _Prospect | None = None
+        prospects = _Prospects(self._store)
         exhausted: set[PoolDrive] = set()
         for waiter in list(self._line):
             waited_s, size_bytes = start_s - waiter.since_s, waiter.size_bytes
@@ -339,11 +356,11 @@ class SpaceQueue:
                 fits = self._store.allocator.reach.fit(size_bytes, drive) is Fit.NOW
                 if fits and waited_s > _PATIENCE_S and not reclaim.planning:
                     reclaim.evict_used(size_bytes - drive.space.unclaimed_bytes, drive)
-                prospect = None
-            prospect = prospect or _Prospect(self._store)
-            stays = waited_s <= _PATIENCE_S or prospect.may_evict(size_bytes, waiter.drives)
+                prospects.forget()
+            hopes = list(prospects.of(waiter.drives))
+            stays = waited_s <= _PATIENCE_S or any(hope.may_evict(size_bytes) for hope in hopes)
             late = (waiter.in_vain and not stays) or start_s >= waiter.until_s
-            if late or not prospect.worth_waiting(size_bytes, waiter.drives, waited_s):
+            if late or not any(hope.worth_waiting(size_bytes, waited_s) for hope in hopes):
                 self._decide(waiter, None)
         self._pause_s = max(_LOOK_S, _REST * (trio.current_time() - start_s))
 

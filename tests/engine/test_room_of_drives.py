@@ -139,6 +139,38 @@ def test_nothing_is_evicted_for_a_block_that_another_drive_can_hold(pair: Host) 
     assert set(numbers_on(pair)[0]) >= set(held[0])
 
 
+def test_what_was_removed_lately_stays_on_drives_that_have_room(pair: Host) -> None:
+    """Its OPEN may still come; only the drive that lacks space needs it."""
+    store = pair.store
+    inos = [publish(store, number, PAGE_BYTES) for number in range(8)]
+    for number in range(8):
+        store.unlink(ROOT_INODE, b"%06d" % number)
+    lately = store.removed_lately()
+    assert {drive_of(pair, ino) for ino in lately} == {0, 1}
+    there = next(ino for ino in inos if drive_of(pair, ino) == 1)
+    store.require_space(DRIVE_BYTES - PAGE_BYTES, there)
+    assert store.removed_lately() == {ino for ino in lately if drive_of(pair, ino) == 0}
+
+
+def test_a_drive_with_nothing_to_evict_has_no_hope_by_another_one(pair: Host) -> None:
+    store = pair.store
+    inos = [publish(store, number, MIB) for number in range(4)]
+    for number in range(4):
+        if drive_of(pair, inos[number]) == 1:
+            store.unlink(ROOT_INODE, b"%06d" % number)
+    settle(store)
+    assert store.hopeful_drives == [0]
+
+
+def test_a_drive_waits_for_its_own_readers(pair: Host) -> None:
+    store = pair.store
+    inos = [publish(store, number, MIB) for number in range(2)]
+    reader = store.open(inos[1], writer=False, truncate=False)
+    store.unlink(ROOT_INODE, b"%06d" % 1)
+    assert store.drives_awaiting_users == [drive_of(pair, inos[1])]
+    store.close(reader, writer=False)
+
+
 def test_the_pool_is_the_sum_of_its_drives(pair: Host) -> None:
     store = pair.store
     assert store.totals().blocks == 2 * DRIVE_BYTES // PAGE_BYTES

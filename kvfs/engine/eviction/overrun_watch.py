@@ -107,7 +107,7 @@ class OverrunWatch:
             return  # the device is freeing some: the next tick looks again
         except NoSpace:
             # No draft is stopped for what it may take next, which is a guess.
-            if drive.space.overstepped_bytes and not self._reclaim.hopeful:
+            if drive.space.overstepped_bytes and not self._reclaim.hopeful(drive):
                 self._stop_some(drive, list(pool.open.inodes.written.values()))
 
     def _due(self) -> list[OpenInode]:

@@ -78,25 +78,19 @@ class Reclaim:
         """Whether the scan after the start has found all blocks that may go."""
         return self._start_scan.done
 
-    @property
-    def hopeful(self) -> bool:
-        """Whether evicting again may give more than it gave a moment ago."""
-        pool = self._pool
-        if self.planning or any(len(drive.unlink_queue) for drive in pool.space.drives.all):
+    def hopeful(self, drive: PoolDrive) -> bool:
+        """Whether evicting again on *drive* may give more than it gave a moment ago."""
+        victims = self._victims[drive]
+        if victims.planning or len(drive.unlink_queue) or not self.all_known:
             return True
-        if not self.all_known:
-            return True
-        return any(
-            pool.evictable_on(drive) > 0 and not victims.is_barren()
-            for drive, victims in self._victims.items()
-        )
+        return self._pool.evictable_on(drive) > 0 and not victims.is_barren()
 
     def run_due(self, now_s: float) -> None:
         """Keep space free ahead of the writers, on each drive."""
         for drive in self._pool.space.serving:
             short_bytes = _short_bytes(drive, now_s)
             if short_bytes > 0 and len(self._pool.departures.removed):
-                self._pool.departures.removed.give_way()
+                self._pool.departures.removed.give_way(drive.space)
                 short_bytes = _short_bytes(drive, now_s)
             if short_bytes > 0:
                 self.evict(short_bytes, drive, ahead=True)
@@ -168,19 +162,23 @@ class Reclaim:
         for victims in self._plans:
             victims.search_anew()
 
-    @property
-    def awaits_users(self) -> bool:
-        """Whether space would be freed if the users of some blocks closed them."""
-        return bool(self._used) or any(map(self._promised_bytes, self._pool.space.drives.all))
+    def awaits_users(self, drive: PoolDrive) -> bool:
+        """Whether space would be freed on *drive* if the users of some blocks closed them."""
+        drive_of = self._pool.space.drives.of
+        return any(drive_of(ino) is drive for ino in self._used) or self._promised_bytes(drive) > 0
 
-    def users_came_lately(self, lately_s: float) -> bool:
-        """Whether a block lost its name within *lately_s* and is still read, which may end soon."""
-        now_ns = self._pool.clock_ns()
+    def users_came_lately(self, lately_s: float, drive: PoolDrive) -> bool:
+        """Whether a block of *drive* lost its name within *lately_s*, and is still read.
+
+        That may end soon.
+        """
+        now_ns, drive_of = self._pool.clock_ns(), self._pool.space.drives.of
         since_ns = now_ns - int(lately_s * SECOND_NS)
         return any(
             opened.gone is not None
             and not opened.writers
             and since_ns < opened.gone.ctime_ns <= now_ns  # the clock may have been set back
+            and drive_of(opened.ino) is drive
             for opened in self._pool.open.inodes.values()
         )
 

@@ -143,7 +143,7 @@ class Faults:
 
     def pretend_hopeful(self, patch: pytest.MonkeyPatch, hopeful: Callable[[], bool]) -> None:
         """Let *hopeful* say whether room may come soon."""
-        patch.setattr(type(self.engine.reclaim), "hopeful", property(lambda _: hopeful()))
+        patch.setattr(self.engine.reclaim, "hopeful", lambda _: hopeful())
 
     def fail_saving(self, patch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
         """Let *call* stand for the chore that saves the heat."""

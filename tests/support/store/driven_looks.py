@@ -55,8 +55,23 @@ class Looks:
     evicted_blocks = At(lambda engine: engine.reclaim.evicted_blocks)
     eviction_batches = At(lambda engine: engine.reclaim.batches)
     #: Whether somebody who waits for room may hope, and whether on those who read.
-    hopeful = At(lambda engine: engine.reclaim.hopeful)
-    awaits_users = At(lambda engine: engine.reclaim.awaits_users)
+    hopeful = At(lambda engine: any(map(engine.reclaim.hopeful, engine.pool.space.drives.all)))
+    #: On which drives evicting may give more, and readers may be done.
+    hopeful_drives = At(
+        lambda engine: [
+            drive.number for drive in engine.pool.space.drives.all if engine.reclaim.hopeful(drive)
+        ]
+    )
+    drives_awaiting_users = At(
+        lambda engine: [
+            drive.number
+            for drive in engine.pool.space.drives.all
+            if engine.reclaim.awaits_users(drive)
+        ]
+    )
+    awaits_users = At(
+        lambda engine: any(map(engine.reclaim.awaits_users, engine.pool.space.drives.all))
+    )
     pinned_bytes = At(lambda engine: engine.pool.rules.pins.pinned_bytes)
     pins = At(lambda engine: engine.pool.rules.pins.rows)
     #: Of how many chains it is remembered which drive is the next.
