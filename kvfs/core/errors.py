@@ -54,6 +54,15 @@ class NotAtHand(Exception):
         self.stores: Final = stores
         self.ino: Final = ino
 
+    def beginning(self, first: Callable[[], None]) -> "NotAtHand":
+        """Return the same lack; *first* is called on the loop when its work begins."""
+
+        def begin() -> Callable[[], Callable[[], None]]:
+            first()
+            return self.begin()
+
+        return NotAtHand(str(self), begin, in_order=self.in_order, stores=self.stores, ino=self.ino)
+
     @classmethod
     def under_way(cls, what: str, *, stores: bool = False, ino: InodeNo = NO_INODE) -> "NotAtHand":
         """Return one for *what* the device's thread does already, and only has to end."""

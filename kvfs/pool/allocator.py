@@ -272,11 +272,17 @@ class Allocator:
         self.growth.look_at_runners()
         if self._only is not None:
             return self._take_on(self._only, wanted_bytes, roomless=roomless)
-        drives = self._placement.candidates(wanted_bytes, (parent, maker))
+        drives = self._placement.candidates(wanted_bytes, chain := (parent, maker))
         for drive in drives:  # another one, before anybody is refused
-            self._placement.take_turn(drive, wanted_bytes, (parent, maker))
-            with contextlib.suppress(NoSpace):
-                return self._take_on(drive, wanted_bytes, roomless=False)
+            turn = self._placement.turn(drive, wanted_bytes, chain)
+            try:
+                extent = self._take_on(drive, wanted_bytes, roomless=False)
+            except NoSpace:
+                continue
+            except NotAtHand as lack:
+                raise lack.beginning(turn) from lack
+            turn()
+            return extent
         return self._take_on(drives[0], wanted_bytes, roomless=roomless)
 
     def _take_on(self, drive: PoolDrive, wanted_bytes: int, *, roomless: bool) -> ReadyExtent:

@@ -1,5 +1,6 @@
 """One store on several drives: each block on one, and all of them one pool, however it ends."""
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvfs.core.drives import Numbering
+from kvfs.core.errors import NotAtHand
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import Maker
 from tests.support.store.serving import Serving
@@ -154,6 +156,28 @@ def test_while_requests_are_served_each_drive_makes_its_extents(pool: Host) -> N
         assert client.ask(lambda name=name: get(client.store, ROOT_INODE, name)) == data
     inos = [client.store.lookup(ROOT_INODE, name) for name in BLOCKS]
     assert len(by_drive(inos)) == _DRIVES
+
+
+def test_a_create_that_asks_again_has_one_turn(pool: Host) -> None:
+    """As on a mount, where one that lacks an extent is handed on, and asks anew there."""
+    pool.stop()
+    client = Serving(pool)
+    inos: list[InodeNo] = []
+
+    def create() -> None:
+        name = b"%d" % len(inos)
+        opened, _ = client.store.create(ROOT_INODE, name, FILE, 0, 0, maker=WRITERS[0])
+        inos.append(opened.ino)
+
+    for number in range(4 * _DRIVES * len(BLOCKS)):  # more than are ready at first
+        for _ in range(2):
+            if len(inos) == number:
+                with contextlib.suppress(NotAtHand):
+                    create()
+        if len(inos) == number:
+            client.ask(create)
+    drives = [Numbering(_DRIVES).drive(ino) for ino in inos]
+    assert drives == [(drives[0] + number) % _DRIVES for number in range(len(drives))]
 
 
 # ---- chains ----

@@ -5,8 +5,9 @@ after the other. Each chain takes turns of its own, so that a reader of one find
 however many chains are written at once.
 """
 
+import functools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -63,12 +64,18 @@ class Placement:
         among = [drive.number for drive in drives]
         return sorted(drives, key=lambda drive: self._choice(drive, size_bytes, among))
 
-    def take_turn(self, drive: PoolDrive, size_bytes: int, chain: Chain) -> None:
-        """Note that a draft of *size_bytes* in *chain* is to be on *drive*.
+    def turn(self, drive: PoolDrive, size_bytes: int, chain: Chain) -> Callable[[], None]:
+        """Return what notes that a draft of *size_bytes* in *chain* is to be on *drive*.
 
-        If it lacks an extent there, it comes again for what was brought, and has had its turn.
+        To be called when it has its extent, or when one that it lacks is being brought. A request
+        may ask several times before that, which is still one turn; and it comes again for what was
+        brought, and has had its turn.
         """
-        if self._ready.on(drive).has_brought(size_bytes):
+        again = self._ready.on(drive).has_brought(size_bytes)
+        return functools.partial(self._take_turn, drive, chain, again=again)
+
+    def _take_turn(self, drive: PoolDrive, chain: Chain, *, again: bool) -> None:
+        if again:
             return
         place = self._places.pop(chain, None)
         if place is None:
