@@ -74,7 +74,8 @@ _DEBUG: Final = "only to look for a fault"
 GROUPS: Final[dict[str, dict[str, Words]]] = {
     "What is mounted, and where": {
         "source": Words(
-            "where the pool is: a drive, an image file, or a directory on XFS, ext4 or tmpfs",
+            "where the pool is: a drive, an image file, or a directory on XFS, ext4 or tmpfs; "
+            "several drives of one with commas between",
             "must be set",
         ),
         "mountpoint": Words("the directory at which it is served", "must be set"),

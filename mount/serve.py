@@ -65,6 +65,8 @@ _TICK_S: Final = 0.02
 #: The same while no request changes anything: only timers are due then.
 _IDLE_TICK_S: Final = 0.25
 _CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR, Opcode.WRITE)
+#: Called with the device once the mount serves.
+Ready = Callable[[Device], None]
 #: pyfuse3's tasks. Each open or create that waits for space occupies one. None ends before the
 #: mount does: a task that ended while it holds the pump's lock would leave the others parked.
 _TASKS_MAX: Final = 256
@@ -73,7 +75,7 @@ _TASKS_MAX: Final = 256
 def run(
     settings: Settings,
     held: HeldFiles,
-    ready: Callable[[], None],
+    ready: Ready,
     load: Callable[[], Settings] | None = None,
     remark: Callable[[str], None] = _log.warning,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -164,12 +166,12 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if self._of.takes_over:
             self._go_on()
             return self
-        settings, pool_fd = self.settings, self._device.pool_fd
+        settings, device, pool_fd = self.settings, self._device, self._device.pool_fd
         wanted = remembered(pool_fd)
         try:
             with at_number(wanted):
                 root_fd = kernel.detached(
-                    self.port.fuse_fd, settings.source, read_only=settings.read_only
+                    self.port.fuse_fd, device.sources, read_only=settings.read_only
                 )
             try:
                 place(root_fd, settings.mountpoint)
@@ -222,7 +224,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         logging.shutdown()
         os._exit(ServeFailed.exit_code)
 
-    async def serve(self, ready: Callable[[], None], load: Callable[[], Settings] | None) -> None:
+    async def serve(self, ready: Ready, load: Callable[[], Settings] | None) -> None:
         """Run everything until the mount goes away."""
         self.channel.libfuse.install(self.channel)
         operations = Operations(
@@ -273,7 +275,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             pyfuse3.close(unmount=False)
             self.channel.libfuse.close()
 
-    async def _announce(self, ready: Callable[[], None], nursery: trio.Nursery) -> None:
+    async def _announce(self, ready: Ready, nursery: trio.Nursery) -> None:
         await self.port.agreed.wait()
         if isinstance(self.port.path, DaemonPath):
             read_ahead_far(self.settings.mountpoint)
@@ -283,7 +285,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if self.port.resends and not self._of.takes_over:
             succession.leave(self._held, self._of, self._device, self.port.fuse_fd)
             self._left = True
-        ready()
+        ready(self._device)
         nursery.start_soon(say_alive, self._held)
         nursery.start_soon(self._supervision.listen)
 

@@ -2,13 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvfs.client.servers import answer_of, status_of
 from kvfs.core.errors import NotMounted, PathMissing, SourceBlank, SourceForeign, UsageError
 from kvfs.core.sizes import parse_size
+from kvfs.core.source_list import listed, sources_of
 from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, mounts, resolve_mountpoint
 
 
@@ -72,18 +73,38 @@ def seconds_to(most_s: float) -> Callable[[str], float]:
     return seconds
 
 
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the SOURCEs of a pool that is not mounted (``source_of``)."""
+    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+
+
+def source_of(given: Sequence[str]) -> str:
+    """Return the SOURCEs *given* as one text, which ``sources_of`` splits again."""
+    return given[0] if len(given) == 1 else listed(absolute_sources(given))
+
+
+def absolute_sources(given: Iterable[str], directory: str = "") -> list[str]:
+    """Return the absolute path of each of the SOURCEs *given*, which may be lists of several.
+
+    *directory* is where relative ones begin; empty for the present directory.
+    """
+    each = (one for source in given for one in sources_of(source))
+    return [os.path.abspath(os.path.join(directory, one)) if one else "" for one in each]
+
+
 @contextmanager
 def wanted_pool(source: str) -> Iterator[None]:
     """Inside the ``with``, have errors about a *source* that is not a pool say what it is.
 
-    Raises SourceForeign, SourceBlank. A mountpoint is recognised by the mount table alone, because
-    its server may hang.
+    It may list the drives of one. Raises SourceForeign, SourceBlank. A mountpoint is recognised by
+    the mount table alone, because its server may hang.
     """
-    mount = kvfs_at(resolve_mountpoint(source))
-    if mount is not None:
-        raise SourceForeign(
-            f"{source} is a mountpoint, not a pool: give the source of the mount, {mount.source}"
-        )
+    for one in sources_of(source):
+        mount = kvfs_at(resolve_mountpoint(one))
+        if mount is not None:
+            raise SourceForeign(
+                f"{one} is a mountpoint, not a pool: give the source of the mount, {mount.source}"
+            )
     try:
         yield
     except (SourceBlank, SourceForeign) as error:

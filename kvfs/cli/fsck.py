@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvfs.cli.arguments import add_match, locate, wanted_pool
+from kvfs.cli.arguments import add_match, add_sources, locate, source_of, wanted_pool
 from kvfs.cli.failures import need_root
 from kvfs.cli.follow import follow, progress_bar
 from kvfs.cli.parser import add_verb
@@ -32,10 +32,11 @@ def configure(subparsers: "Subparsers") -> None:
         "fsck",
         run,
         description="Check the pool in SOURCE, which must not be mounted. Without --repair nothing "
-        "is written; damage ends with exit code 14.",
+        "is written; damage ends with exit code 14.\nOf a pool of several drives give all, or one "
+        "by which the others are found.",
         example="kvfs fsck /dev/nvme0n1 --repair",
     )
-    parser.add_argument("source", metavar="SOURCE")
+    add_sources(parser)
     parser.add_argument("--repair", action="store_true", help="repair what is damaged")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -43,6 +44,7 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit code tells whether damage is left."""
     need_root("kvfs fsck")
+    args.source = source_of(args.sources)
     report = _check(args.source, repair=args.repair)
     _print(args, report)
     left = report.found - report.repaired

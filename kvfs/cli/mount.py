@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kvfs.cli.arguments import absolute_sources
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
@@ -17,6 +18,7 @@ from kvfs.client.user_file import read_file
 from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import check_name, config_path, name_of
 from kvfs.core.settings import Settings
+from kvfs.core.source_list import listed
 from kvfs.machine.mount_table import resolve_mountpoint
 
 if TYPE_CHECKING:
@@ -45,11 +47,12 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Serve the pool in SOURCE at MOUNTPOINT. Returns when the mount is ready, and "
         "leaves a server in the background.\nA blank SOURCE is made a pool first; anything else "
-        "that is not a pool is refused.\nSettings come from the flags, then from --config or "
+        "that is not a pool is refused. Of a pool of several drives give all, or one by which the "
+        "others are found.\nSettings come from the flags, then from --config or "
         "/etc/kvfs/NAME.toml; --print-settings shows them all.",
         example="kvfs mount /dev/nvme0n1 /kv -o uid=1000,mode=0755",
     )
-    parser.add_argument("source", metavar="SOURCE", nargs="?")
+    parser.add_argument("sources", metavar="SOURCE", nargs="*")
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
     parser.add_argument(
         "--capacity", metavar="SIZE", dest="capacity_bytes", help="limit for the data, e.g. 500G"
@@ -95,7 +98,10 @@ def configure(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run as server, template or supervisor; or start these, and return once the mount serves."""
-    for name in ("source", "mountpoint", "config", "log_file"):
+    if args.sources[1:]:  # argparse gives them all that it finds
+        args.mountpoint = args.sources.pop()
+    args.source = listed(absolute_sources(args.sources, args.started_in)) or None
+    for name in ("mountpoint", "config", "log_file"):
         if given := getattr(args, name):  # the server runs in /, and reads them again
             setattr(args, name, os.path.abspath(os.path.join(args.started_in, given)))
     if args.print_settings:

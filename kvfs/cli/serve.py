@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvfs.cli.failures import explain, stops_raise
 from kvfs.cli.mount_background import ReadyPipe
@@ -17,6 +17,7 @@ from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.mount_name import dead_path
 from kvfs.core.settings import Settings
+from kvfs.core.source_list import sources_of
 from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import (
     adopt,
@@ -24,6 +25,9 @@ from kvfs.machine.process_limits import (
     require_open_files,
     settle_memory,
 )
+
+if TYPE_CHECKING:
+    from kvfs.devices import Device
 
 _log: Final = logging.getLogger(__name__)
 
@@ -108,7 +112,7 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     require_open_files(settings.open_files_max)
     # A server has imported them already; a command that imports this file does not need them.
     from kvfs.storage.index_map import outlive_bus_errors
-    from mount.control.supervision import FORMATS
+    from mount.control.supervision import formats_of
     from mount.process.logs import close_logging, set_up_logging
 
     # A server whose loop hangs is ended by SIGABRT, and then writes to the journal where it hung.
@@ -122,12 +126,12 @@ def _serve(load: Callable[[], Settings], held: HeldFiles, pipe: ReadyPipe | None
     for refusal in adopt(settings):
         _log.info("process limit not set: %s", refusal)
 
-    def ready() -> None:
-        _log.info("serving %s at %s, log to %s", settings.source, settings.mountpoint, place)
+    def ready(device: "Device") -> None:
+        _log.info("serving %s at %s, log to %s", device.sources, settings.mountpoint, place)
         if pipe is not None:
             pipe.say_ready()
-        note = f"serving {settings.source} at {settings.mountpoint}"
-        held.say_ready(note, FORMATS, settings.silent_max_s)
+        note = f"serving {device.sources} at {settings.mountpoint}"
+        held.say_ready(note, formats_of(device), settings.silent_max_s)
         settle_memory()
 
     def progress(done: int, total: int) -> None:
@@ -171,11 +175,11 @@ def _serve_or_format(
     settings: Settings,
     held: HeldFiles,
     load: Callable[[], Settings],
-    ready: Callable[[], None],
+    ready: Callable[["Device"], None],
     remark: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> None:
-    from kvfs.devices import format_source, new_image_note
+    from kvfs.devices import format_source, new_image_notes
     from kvfs.engine.recovery.rebuild import found_pool
     from mount import serve
 
@@ -187,7 +191,7 @@ def _serve_or_format(
             raise
     # Outside of the handler, because later errors have nothing to do with the blank source.
     _log.info("%s is blank: making a pool in it", settings.source)
-    note = new_image_note(settings.source, settings.capacity_bytes)
+    notes = list(new_image_notes(sources_of(settings.source), settings.capacity_bytes))
     with stops_raise():
         format_source(
             settings.source,
@@ -195,6 +199,6 @@ def _serve_or_format(
             force=False,
             fill=found_pool,
         )
-    if note:
+    for note in notes:
         remark(note)
     serve.run(settings, held, ready, load, remark)

@@ -38,6 +38,7 @@ from kvfs.core.errors import (
 )
 from kvfs.core.mount_name import config_path, name_of
 from kvfs.core.settings import Settings
+from kvfs.core.source_list import sources_of
 from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import (
     FS_TYPE,
@@ -192,7 +193,7 @@ def _wait_for_server(server_pid: int, pidfd: int, mount: Mount, wait_s: float) -
     """
     until_s, pause_s, before = time.monotonic() + wait_s, _LOOK_S, ""
     while not wait_for_end(pidfd, min(pause_s, max(0.0, until_s - time.monotonic()))):
-        if device_wait(server_pid) is not None and not device_answers(mount.source):
+        if device_wait(server_pid) is not None and not _answer(mount.source):
             note = f": it waits for {mount.source}, which does not answer, and ends when that does"
         else:
             note = note_of(lambda other: other.device == mount.device)
@@ -200,6 +201,11 @@ def _wait_for_server(server_pid: int, pidfd: int, mount: Mount, wait_s: float) -
             return False, note
         before, pause_s = note, _LOOK_AGAIN_S
     return True, ""
+
+
+def _answer(source: str) -> bool:
+    """Whether all drives of the pool in *source* answer."""
+    return all(map(device_answers, sources_of(source)))
 
 
 def _wait_for_source(source: str, wait_s: float) -> None:

@@ -1,10 +1,11 @@
 """Devices: where a pool's bytes are stored. Public names; each kind has its own module."""
 
 from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
-from kvfs.devices.image import new_image_note
+from kvfs.devices.image import new_image_notes
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
+    format_drives,
     format_source,
     open_drives,
     open_source,
@@ -19,8 +20,9 @@ __all__ = [
     "PoolHeader",
     "SourceKind",
     "destroy_source",
+    "format_drives",
     "format_source",
-    "new_image_note",
+    "new_image_notes",
     "open_drives",
     "open_source",
     "recognise",

@@ -17,20 +17,27 @@ from kvfs.devices.device import XFS_MIN_BYTES, Device, Fill, xfs_usable_bytes
 from kvfs.devices.pool_files import PoolHeader
 
 
-def format_block(path: str, *, capacity_bytes: int | None, force: bool, fill: Fill) -> PoolHeader:
-    """Make a pool on block device *path*. Nothing is written before every check has passed.
+def require_formattable(path: str, *, capacity_bytes: int | None, force: bool) -> None:
+    """Raise what keeps block device *path* from being made a drive of a pool.
 
-    Raises SourceBusy, SourceForeign (unless *force*), SourceFull, UsageError, SourceDamaged,
+    That is SourceBusy, SourceForeign (unless *force*), SourceFull, UsageError, SourceDamaged,
     ToolMissing.
     """
     busy.refuse_busy(path)
     probe.refuse_content(path, probe.find_content(path), force=force)
     refuse_size(path, probe.size_bytes_of(path), capacity_bytes)
-    discard = not loop.is_loop(path)
-    return xfs.make_pool(path, path, fill, capacity_bytes=capacity_bytes, discard=discard)
 
 
-def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
+def format_block(path: str, header: PoolHeader, *, force: bool, fill: Fill) -> PoolHeader:
+    """Make a pool with *header* on block device *path*, after every check has passed.
+
+    Raises what require_formattable raises.
+    """
+    require_formattable(path, capacity_bytes=header.capacity_bytes, force=force)
+    return xfs.make_pool(path, path, fill, header, discard=not loop.is_loop(path))
+
+
+def open_block(path: str, *, read_only: bool) -> Device:
     """Open the pool on block device *path*.
 
     Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
@@ -39,15 +46,11 @@ def open_block(path: str, *, read_only: bool, capacity_bytes: int | None) -> Dev
     with outlived(path) as found:
         if found is not None:
             require_pool(path)
-            return xfs.join_pool(
-                found, path, path, "block", read_only=read_only, capacity_bytes=capacity_bytes
-            )
+            return xfs.join_pool(found, path, path, "block", read_only=read_only)
     busy.refuse_busy(path)
     require_pool(path)
     header = xfs.look_at_pool(path, path)
-    return xfs.open_pool(
-        path, path, "block", header.epoch, read_only=read_only, capacity_bytes=capacity_bytes
-    )
+    return xfs.open_pool(path, path, "block", header, read_only=read_only)
 
 
 def outlives(path: str) -> bool:
@@ -56,11 +59,19 @@ def outlives(path: str) -> bool:
         return found is not None
 
 
-def destroy_block(path: str) -> None:
-    """Make block device *path*, which holds a pool, blank again. Raises what open_block raises."""
+def header_of(path: str) -> PoolHeader | None:
+    """Return the header of the pool on block device *path*. Raises what open_block raises.
+
+    None: its XFS cannot be mounted.
+    """
     busy.refuse_busy(path)
     require_pool(path)
-    require_known(path, path)
+    return known_header(path, path)
+
+
+def destroy_block(path: str) -> None:
+    """Make block device *path*, which holds a pool, blank again. Raises what open_block raises."""
+    header_of(path)
     fd = busy.claim(path, os.O_RDWR)
     try:
         probe.zero_edges(fd)
@@ -83,13 +94,15 @@ def require_pool(path: str) -> None:
         )
 
 
-def require_known(block_path: str, source: str) -> None:
-    """Raise SourceForeign or FormatUnknown if the XFS has a pool's label but no pool we know.
+def known_header(block_path: str, source: str) -> PoolHeader | None:
+    """Return the header of the pool; None if its XFS cannot be mounted.
 
-    Returns if the XFS cannot be mounted: such a pool may still be destroyed.
+    Such a pool may still be destroyed. Raises SourceForeign or FormatUnknown if the XFS has a
+    pool's label but no pool we know.
     """
     with contextlib.suppress(SourceDamaged):
-        xfs.look_at_pool(block_path, source)
+        return xfs.look_at_pool(block_path, source)
+    return None
 
 
 def refuse_size(path: str, size_bytes: int, capacity_bytes: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple, Self
 from kvfs.core.errors import SourceForeign, UsageError
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import GIB, MIB, format_size
+from kvfs.core.source_list import listed
 from kvfs.core.types import round_up
 from kvfs.devices.pool_files import PoolHeader, read_header
 
@@ -100,16 +101,10 @@ class Device:
         held_fds: list[int],
         usable_bytes: int,
         reserved_bytes: int,
-        capacity_bytes: int | None,
         read_only: bool,
         superblock: str = "",
     ) -> None:
-        """Take over the fds. *capacity_bytes* overrides the header's. Raises UsageError."""
-        if capacity_bytes is not None and capacity_bytes > usable_bytes:
-            raise UsageError(
-                f"{source}: capacity {format_size(capacity_bytes)} is more than the "
-                f"{format_size(usable_bytes)} that can hold blocks"
-            )
+        """Take over the fds."""
         self.kind = kind
         self.source = source
         self.fs_type = fs_type
@@ -118,8 +113,8 @@ class Device:
         self.epoch = header.epoch
         self.uuid = header.uuid
         self.created_ns = header.created_ns
-        #: Which drive of its pool it is; None: the only one.
-        self.several = header.several
+        #: Its own; ``epoch`` is that of the whole pool.
+        self.header = header
         self.read_only = read_only
         #: The mounted file system under a directory source (directory.py); empty if kvfs mounts the
         #: file system itself.
@@ -131,20 +126,43 @@ class Device:
         self.more: tuple[Device, ...] = ()
         #: Whether clients of a dead mount still have files on it open.
         self.outlived = False
+        #: Whether its file system was cut off before this open: unsynced writes may be lost.
+        self.cut_off = False
         self.usable_bytes = usable_bytes
-        self.capacity_bytes = min(
-            capacity_bytes or header.capacity_bytes or usable_bytes, usable_bytes
-        )
+        #: What the next server is told of this drive alone (``noted_device``).
+        self.of_its_own = (usable_bytes, superblock)
+        self.capacity_bytes = min(header.capacity_bytes or usable_bytes, usable_bytes)
         #: How many bytes blocks may use of each of the pool's drives, by number.
         self.capacities_bytes: tuple[int, ...] = (self.capacity_bytes,)
         self.reserved_bytes = reserved_bytes
 
-    def take_in(self, others: "Sequence[Device]") -> None:
-        """Make *others*, by number, the further drives of this one's pool; they close with it."""
+    def take_in(self, others: "Sequence[Device]", capacity_bytes: int | None = None) -> None:
+        """Make *others*, by number, the further drives of this one's pool; they close with it.
+
+        *capacity_bytes* is that of the whole pool, in place of what its headers say: each drive has
+        the part of it that it can hold of the whole. Raises UsageError if that is too much.
+        """
+        drives = (self, *others)
+        usable_bytes = sum(drive.usable_bytes for drive in drives)
+        sizes_bytes = [drive.capacity_bytes for drive in drives]
+        if capacity_bytes is not None:
+            if capacity_bytes > usable_bytes:
+                raise UsageError(
+                    f"{listed(drive.source for drive in drives)}: capacity "
+                    f"{format_size(capacity_bytes)} is more than the {format_size(usable_bytes)} "
+                    "that can hold blocks"
+                )
+            sizes_bytes = [capacity_bytes * drive.usable_bytes // usable_bytes for drive in drives]
         self.more = tuple(others)
-        self.usable_bytes += sum(other.usable_bytes for other in others)
-        self.capacities_bytes += tuple(other.capacity_bytes for other in others)
-        self.capacity_bytes = sum(self.capacities_bytes)
+        self.usable_bytes, self.capacities_bytes = usable_bytes, tuple(sizes_bytes)
+        self.capacity_bytes = sum(sizes_bytes)
+        self.superblock = "\n".join(drive.superblock for drive in drives).strip()
+        self.outlived = any(drive.outlived for drive in drives)
+
+    @property
+    def sources(self) -> str:
+        """Where the drives of the pool are, by number: as SOURCE of a command names them."""
+        return listed((self.source, *(other.source for other in self.more)))
 
     @property
     def pool_fds(self) -> tuple[int, ...]:
@@ -162,7 +180,7 @@ class Device:
 
     def describe(self) -> str:
         """Return the device in words, for the log and ``kvfs status``."""
-        what = f"{_KIND_WORDS[self.kind]} {self.source}"
+        what = f"{_KIND_WORDS[self.kind]} {self.sources}"
         return f"{what} ({self.fs_type}, capacity {format_size(self.capacity_bytes)})"
 
     def close(self) -> None:
@@ -190,25 +208,25 @@ Noted = tuple[SourceKind, str, str, int, int, str, bool, bool]
 
 
 def noted_device(device: Device) -> Noted:
-    """Return what the next server must know of *device*, beside its open files."""
+    """Return what the next server must know of *device*, without more drives, beside its files."""
+    usable_bytes, superblock = device.of_its_own
     return (
         device.kind,
         device.source,
         device.fs_type,
-        device.usable_bytes,
+        usable_bytes,
         device.reserved_bytes,
-        device.superblock,
+        superblock,
         device.outlived,
         device.read_only,
     )
 
 
-def inherit_device(
-    note: Noted, pool_fd: int, held_fds: Sequence[int], capacity_bytes: int | None
-) -> Device:
+def inherit_device(note: Noted, pool_fd: int, held_fds: Sequence[int]) -> Device:
     """Return the device of *note*, which ``noted_device`` of the last server returned.
 
-    It takes over *pool_fd* and *held_fds*. Raises SourceForeign, FormatUnknown, UsageError.
+    Others of its pool are to be taken in. It takes over *pool_fd* and *held_fds*. Raises
+    SourceForeign, FormatUnknown.
     """
     kind, source, fs_type, usable_bytes, reserved_bytes, superblock, outlived, read_only = note
     header = read_header(pool_fd, source)
@@ -223,7 +241,6 @@ def inherit_device(
         held_fds=list(held_fds),
         usable_bytes=usable_bytes,
         reserved_bytes=reserved_bytes,
-        capacity_bytes=capacity_bytes,
         read_only=read_only,
         superblock=superblock,
     )

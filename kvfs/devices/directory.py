@@ -153,30 +153,44 @@ def _mount_word(directory_fd: int) -> str:
 _NAMES_SHOWN: Final = 3
 
 
+def require_formattable(
+    path: str, *, capacity_bytes: int | None, force: bool, reserve: DirectoryReserve
+) -> None:
+    """Raise what keeps directory *path* from being made a drive of a pool; nothing is removed.
+
+    That is what format_directory raises.
+    """
+    pool_fd = _open(path)
+    try:
+        freed_bytes = 0
+        if _require_formattable(pool_fd, path, force=force):
+            with contextlib.suppress(SourceForeign):  # no LOCK: nobody holds it
+                os.close(pool_files.lock_pool(pool_fd, path))
+            freed_bytes = pool_files.held_bytes(pool_fd)
+        _capacity(pool_fd, path, capacity_bytes, reserve, freed_bytes)
+        try_out(pool_fd, path, fs_type_of(pool_fd, path))
+    finally:
+        os.close(pool_fd)
+
+
 def format_directory(
-    path: str, *, capacity_bytes: int | None, force: bool, fill: Fill, reserve: DirectoryReserve
+    path: str, header: PoolHeader, *, force: bool, fill: Fill, reserve: DirectoryReserve
 ) -> PoolHeader:
-    """Make a pool in directory *path*, which must be empty.
+    """Make a pool with *header* in directory *path*, which must be empty; return what POOL says.
 
     *force* replaces an existing pool. A directory with other files is always refused, so that these
-    are never touched. Without *capacity_bytes* the capacity is what is free now, less *reserve* and
+    are never touched. If the header names no capacity, it is what is free now, less *reserve* and
     the pool's own needs. Raises SourceMissing, SourceForeign, SourceBusy or SourceFull before
     anything is removed; a later failure leaves an empty directory.
     """
+    capacity_bytes = header.capacity_bytes
     with contextlib.ExitStack() as stack:
         pool_fd = _open(path)
         stack.callback(os.close, pool_fd)
-        fs_type = fs_type_of(pool_fd, path)
-        _refuse_foreign(pool_fd, path)
-        pool_files.refuse_no_files(pool_fd, path)
-        was_pool = bool(pool_files.own_names(pool_fd))
-        if was_pool and not force:
-            _refuse_in_the_making(pool_fd, path)
-            what = _pool_words(pool_fd, path)
-            raise SourceForeign(f"{path} is not blank: {what}; --force overwrites it")
+        was_pool = _require_formattable(pool_fd, path, force=force)
         if not was_pool:
             capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve)
-        try_out(pool_fd, path, fs_type)
+        try_out(pool_fd, path, fs_type_of(pool_fd, path))
         with pool_files.write_errors(path):
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
             if not was_pool and pool_files.own_names(pool_fd) != [LOCK]:
@@ -187,7 +201,7 @@ def format_directory(
             try:
                 if was_pool:
                     pool_files.remove_tree(pool_fd, keep_lock=True)
-                header = pool_files.new_header(capacity_bytes)
+                header = header._replace(capacity_bytes=capacity_bytes)
                 pool_files.make_tree(pool_fd)
                 fill(pool_fd)
                 pool_files.write_header(pool_fd, header)
@@ -197,9 +211,19 @@ def format_directory(
     return header
 
 
-def open_directory(
-    path: str, *, read_only: bool, capacity_bytes: int | None, reserve: DirectoryReserve
-) -> Device:
+def header_of(path: str) -> PoolHeader | None:
+    """Return the header of the pool in directory *path*. Raises what open_directory raises.
+
+    None: a format or destroy of it was interrupted.
+    """
+    pool_fd = _open(path)
+    try:
+        return None if _is_unfinished(pool_fd, path) else _require_pool(pool_fd, path)
+    finally:
+        os.close(pool_fd)
+
+
+def open_directory(path: str, *, read_only: bool, reserve: DirectoryReserve) -> Device:
     """Open the pool in directory *path*.
 
     Raises SourceBlank, SourceForeign, FormatUnknown, SourceBusy, SourceMissing, UsageError;
@@ -224,7 +248,6 @@ def open_directory(
             held_fds=[lock_fd],
             usable_bytes=total_bytes - reserved_bytes,
             reserved_bytes=reserved_bytes,
-            capacity_bytes=capacity_bytes,
             read_only=read_only,
             superblock=superblock_of(pool_fd, fs_type),
         )
@@ -265,6 +288,19 @@ def _open(path: str) -> int:
         raise SourceMissing(f"{path} does not exist") from None
     except OSError as error:
         raise SourceDamaged(f"{path}: {error.strerror}") from error
+
+
+def _require_formattable(pool_fd: int, path: str, *, force: bool) -> bool:
+    """Return whether a pool is in the directory, which *force* gives up. Raises CommandError."""
+    fs_type_of(pool_fd, path)
+    _refuse_foreign(pool_fd, path)
+    pool_files.refuse_no_files(pool_fd, path)
+    was_pool = bool(pool_files.own_names(pool_fd))
+    if was_pool and not force:
+        _refuse_in_the_making(pool_fd, path)
+        what = _pool_words(pool_fd, path)
+        raise SourceForeign(f"{path} is not blank: {what}; --force overwrites it")
+    return was_pool
 
 
 def _refuse_foreign(pool_fd: int, path: str) -> None:

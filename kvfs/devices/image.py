@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvfs.core.errors import (
@@ -40,66 +40,70 @@ _UNWRITABLE: Final = {
 }
 
 
-def format_image(
-    path: str, *, size_bytes: int | None, capacity_bytes: int | None, force: bool, fill: Fill
-) -> PoolHeader:
-    """Make a pool in image file *path*, which is created if it is missing.
+def require_formattable(
+    path: str, *, size_bytes: int | None, capacity_bytes: int | None, force: bool
+) -> None:
+    """Raise what keeps image file *path*, there or not, from being made a drive of a pool.
 
-    *size_bytes* is the size of a created or empty image. Without it, the size is what
-    *capacity_bytes* of blocks need. The file is fallocated in full. Raises SourceMissing,
-    UsageError, SourceBusy, SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing;
-    a file that it has created is removed in that case.
+    That is what format_image raises. Nothing is written.
     """
     _refuse_kvfs(path)
     if not os.path.exists(path):
-        return _format_new(path, size_bytes, capacity_bytes, fill)
+        _size_to_create(path, size_bytes, capacity_bytes)
+        return
     with _locked(path) as image_fd:
-        probe.refuse_content(path, probe.find_content(path), force=force)
-        present_bytes = os.fstat(image_fd).st_size
-        if present_bytes and size_bytes not in (None, present_bytes):
-            raise UsageError(f"{path} already has a size: {format_size(present_bytes)}")
-        size_bytes = present_bytes or _new_size(path, size_bytes, capacity_bytes)
-        block.refuse_size(path, size_bytes, capacity_bytes)
+        _size_to_use(image_fd, path, size_bytes, capacity_bytes, force=force)
+
+
+def format_image(
+    path: str, header: PoolHeader, *, size_bytes: int | None, force: bool, fill: Fill
+) -> PoolHeader:
+    """Make a pool with *header* in image file *path*, which is created if it is missing.
+
+    *size_bytes* is the size of a created or empty image. Without it, the size is what the header's
+    capacity needs. The file is fallocated in full. Raises SourceMissing, UsageError, SourceBusy,
+    SourceForeign (unless *force*), SourceFull, SourceDamaged, ToolMissing; a file that it has
+    created is removed in that case.
+    """
+    _refuse_kvfs(path)
+    if not os.path.exists(path):
+        return _format_new(path, header, size_bytes, fill)
+    with _locked(path) as image_fd:
+        size_bytes = _size_to_use(image_fd, path, size_bytes, header.capacity_bytes, force=force)
         _allocate(image_fd, path, size_bytes)
-        return _make_pool(image_fd, path, fill, capacity_bytes)
+        return _make_pool(image_fd, path, fill, header)
 
 
-def open_image(path: str, *, read_only: bool, capacity_bytes: int | None) -> Device:
+def open_image(path: str, *, read_only: bool) -> Device:
     """Open the pool in image file *path*. Raises what open_block does; nothing has changed then."""
     _refuse_kvfs(path)
     with _outlived_in(path) as (block_path, found):
         if found is not None:
             block.require_pool(path)
-            return xfs.join_pool(
-                found, block_path, path, "image", read_only=read_only, capacity_bytes=capacity_bytes
-            )
+            return xfs.join_pool(found, block_path, path, "image", read_only=read_only)
     with _locked(path) as image_fd:
         block.require_pool(path)
         with _attached(image_fd, path, read_only=True) as block_path:
             header = xfs.look_at_pool(block_path, path)
         # The loop device keeps the image open, and with it the lock, longer than any fd here.
         with _attached(image_fd, path) as block_path:
-            return xfs.open_pool(
-                block_path,
-                path,
-                "image",
-                header.epoch,
-                read_only=read_only,
-                capacity_bytes=capacity_bytes,
-            )
+            return xfs.open_pool(block_path, path, "image", header, read_only=read_only)
 
 
-def new_image_note(path: str, capacity_bytes: int | None) -> str:
-    """Return a line on how much more than its blocks the image takes that is about to be made.
+def new_image_notes(sources: Sequence[str], capacity_bytes: int | None) -> Iterator[str]:
+    """Yield a line on how much more than its blocks each image takes that is about to be made.
 
-    Empty if *path* is there already.
+    *capacity_bytes* is that of the whole pool in *sources*; those that are there already are none.
     """
-    if capacity_bytes is None or os.path.lexists(path):
-        return ""
-    size_bytes = image_size_bytes(capacity_bytes)
+    if capacity_bytes is None:
+        return
+    part_bytes = capacity_bytes // len(sources)
+    size_bytes = image_size_bytes(part_bytes)
     why = "; no XFS is smaller" if size_bytes == XFS_MIN_BYTES else " with index and file system"
-    blocks = f"{format_size(capacity_bytes)} of blocks"
-    return f"{path} takes {format_size(size_bytes)} for {blocks}{why}"
+    for path in sources:
+        if not os.path.lexists(path):
+            blocks = f"{format_size(part_bytes)} of blocks"
+            yield f"{path} takes {format_size(size_bytes)} for {blocks}{why}"
 
 
 def outlives(path: str) -> bool:
@@ -108,12 +112,25 @@ def outlives(path: str) -> bool:
         return found is not None
 
 
+def header_of(path: str) -> PoolHeader | None:
+    """Return the header of the pool in image file *path*. Raises what open_image raises.
+
+    None: its XFS cannot be mounted.
+    """
+    with _locked(path) as image_fd:
+        return _header_in(image_fd, path)
+
+
+def _header_in(image_fd: int, path: str) -> PoolHeader | None:
+    block.require_pool(path)
+    with _attached(image_fd, path, read_only=True) as block_path:
+        return block.known_header(block_path, path)
+
+
 def destroy_image(path: str) -> None:
     """Make image file *path*, which holds a pool, blank. Raises what open_image raises."""
     with _locked(path) as image_fd:
-        block.require_pool(path)
-        with _attached(image_fd, path, read_only=True) as block_path:
-            block.require_known(block_path, path)
+        _header_in(image_fd, path)
         try:
             probe.zero_edges(image_fd)
         except OSError as error:
@@ -126,9 +143,26 @@ def refuse_busy_image(path: str) -> None:
         pass
 
 
-def _format_new(
-    path: str, size_bytes: int | None, capacity_bytes: int | None, fill: Fill
-) -> PoolHeader:
+def _size_to_use(
+    image_fd: int,
+    path: str,
+    size_bytes: int | None,
+    capacity_bytes: int | None,
+    *,
+    force: bool,
+) -> int:
+    """Return the size of a pool in the locked image that is there. Raises what keeps it out."""
+    probe.refuse_content(path, probe.find_content(path), force=force)
+    present_bytes = os.fstat(image_fd).st_size
+    if present_bytes and size_bytes not in (None, present_bytes):
+        raise UsageError(f"{path} already has a size: {format_size(present_bytes)}")
+    size_bytes = present_bytes or _new_size(path, size_bytes, capacity_bytes)
+    block.refuse_size(path, size_bytes, capacity_bytes)
+    return size_bytes
+
+
+def _size_to_create(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
+    """Return the size of an image that is not there. Raises UsageError, SourceFull."""
     size_bytes = _new_size(path, size_bytes, capacity_bytes)
     block.refuse_size(path, size_bytes, capacity_bytes)
     parent = os.path.dirname(os.path.abspath(path))
@@ -139,6 +173,11 @@ def _format_new(
             f"{path}: {format_size(size_bytes)} do not fit into the {format_size(free_bytes)} "
             f"free in {parent}"
         )
+    return size_bytes
+
+
+def _format_new(path: str, header: PoolHeader, size_bytes: int | None, fill: Fill) -> PoolHeader:
+    size_bytes = _size_to_create(path, size_bytes, header.capacity_bytes)
     try:
         image_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -147,7 +186,7 @@ def _format_new(
         _lock(image_fd, path)  # if it fails, another process was faster: do not remove its file
         try:
             _allocate(image_fd, path, size_bytes)
-            return _make_pool(image_fd, path, fill, capacity_bytes)
+            return _make_pool(image_fd, path, fill, header)
         except BaseException:
             os.unlink(path)
             raise
@@ -173,9 +212,9 @@ def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> 
     raise UsageError(f"{path} has no size yet; give it one with --capacity")
 
 
-def _make_pool(image_fd: int, path: str, fill: Fill, capacity_bytes: int | None) -> PoolHeader:
+def _make_pool(image_fd: int, path: str, fill: Fill, header: PoolHeader) -> PoolHeader:
     with _attached(image_fd, path) as block_path:
-        return xfs.make_pool(block_path, path, fill, capacity_bytes=capacity_bytes, discard=False)
+        return xfs.make_pool(block_path, path, fill, header, discard=False)
 
 
 def _allocate(image_fd: int, path: str, size_bytes: int) -> None:

@@ -43,7 +43,7 @@ from kvfs.core.pool_layout import (
     parse_file_name,
     parse_log_file_name,
 )
-from kvfs.core.types import FIRST_DRIVE, SIZE_MAX_BYTES, STAT_BLOCK_BYTES
+from kvfs.core.types import FIRST_DRIVE, SIZE_MAX_BYTES, STAT_BLOCK_BYTES, DriveNo
 from kvfs.devices.busy import lock_holders
 from kvfs.machine.mount_table import where_in_use
 
@@ -80,6 +80,11 @@ class PoolHeader(NamedTuple):
     kvfs: str
     capacity_bytes: int | None
     several: Membership | None = None
+
+    @property
+    def drive(self) -> DriveNo:
+        """Which drive of its pool it is."""
+        return FIRST_DRIVE if self.several is None else DriveNo(self.several.drive)
 
 
 def new_header(capacity_bytes: int | None) -> PoolHeader:

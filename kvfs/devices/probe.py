@@ -41,6 +41,14 @@ def find_content(path: str) -> Content | None:
     return found
 
 
+def device_with(uuid: str) -> str:
+    """Return the path of the device whose file system has *uuid*; "" if none has.
+
+    Raises ToolMissing, SourceDamaged.
+    """
+    return run_tool("blkid", "-U", uuid, timeout_s=_BLKID_TIMEOUT_S).stdout.strip()
+
+
 def read_blkid(output: str) -> Content | None:
     """Return the content that the output of ``blkid -p -o export`` names, or None.
 

@@ -7,17 +7,29 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from kvfs.core.errors import SourceBlank, SourceBusy, SourceMissing, UsageError
+from kvfs.core.errors import (
+    CommandError,
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceMissing,
+    UsageError,
+)
 from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
+from kvfs.core.source_list import sources_of
 from kvfs.core.types import CAPACITY_MIN_BYTES, FIRST_DRIVE
 from kvfs.devices import block, busy, directory, image
 from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
-from kvfs.devices.pool_files import Membership, PoolHeader
+from kvfs.devices.pool_drives import in_order, others_of, refuse_part, refuse_twice, refuse_unlike
+from kvfs.devices.pool_files import PoolHeader, new_headers, write_errors
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
+from kvfs.devices.xfs_tools import forget_cut_off
+from kvfs.storage.run_state import distrust_index, read_run_state
+from kvfs.storage.syscalls import Syscalls
 
 _RESERVE: Final = DirectoryReserve()
 #: The kernel sends no event when a claim or lock ends, except to those that block on it.
@@ -32,6 +44,11 @@ _REFUSE_BUSY: Final[Mapping[SourceKind, Callable[[str], None]]] = {
 _OUTLIVES: Final[Mapping[SourceKind, Callable[[str], bool]]] = {
     "block": block.outlives,
     "image": image.outlives,
+}
+_HEADERS: Final[Mapping[SourceKind, Callable[[str], PoolHeader | None]]] = {
+    "block": block.header_of,
+    "image": image.header_of,
+    "directory": directory.header_of,
 }
 _OPENS: Final = {"block": block.open_block, "image": image.open_image}
 #: How often the file system of a dead mount may end just before it is joined.
@@ -53,6 +70,48 @@ def recognise(source: str) -> SourceKind:
     raise SourceMissing(f"{source} is neither a block device nor a file nor a directory")
 
 
+class _Wish(NamedTuple):
+    """What a source is to become: a drive of the size and with the content that mkfs was told."""
+
+    source: str
+    kind: SourceKind
+    header: PoolHeader
+    size_bytes: int | None
+    force: bool
+    fill: Fill
+    reserve: DirectoryReserve
+
+    def refuse(self) -> None:
+        """Raise what keeps it from being made; nothing is written."""
+        source, force, capacity_bytes = self.source, self.force, self.header.capacity_bytes
+        if self.kind == "block":
+            block.require_formattable(source, capacity_bytes=capacity_bytes, force=force)
+        elif self.kind == "image":
+            image.require_formattable(
+                source, size_bytes=self.size_bytes, capacity_bytes=capacity_bytes, force=force
+            )
+        else:
+            directory.require_formattable(
+                source, capacity_bytes=capacity_bytes, force=force, reserve=self.reserve
+            )
+
+    def make(self) -> PoolHeader:
+        """Make the drive; the source is free again on return. Raises what ``refuse`` raises."""
+        source, header, fill, force = self.source, self.header, self.fill, self.force
+        if self.kind == "block":
+            header = block.format_block(source, header, force=force, fill=fill)
+        elif self.kind == "image":
+            header = image.format_image(
+                source, header, size_bytes=self.size_bytes, force=force, fill=fill
+            )
+        else:
+            header = directory.format_directory(
+                source, header, force=force, fill=fill, reserve=self.reserve
+            )
+        wait_released(source)
+        return header
+
+
 def format_source(
     source: str,
     *,
@@ -62,37 +121,88 @@ def format_source(
     force: bool = False,
     reserve: DirectoryReserve = _RESERVE,
 ) -> PoolHeader:
-    """Make a pool of *source*; *fill* writes index and inode numbers into the new directory.
+    """Make a pool of *source*, which may list several drives; return the header of the first.
 
-    A path that does not exist becomes an image file, of *size_bytes* or as large as
-    *capacity_bytes* of blocks need. Nothing is written before all checks have passed; POOL is
-    written last. The source is free again on return. Raises SourceMissing, SourceForeign (unless
-    *force*), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
+    Raises what format_drives raises.
     """
+    headers = format_drives(
+        sources_of(source),
+        fill=fill,
+        size_bytes=size_bytes,
+        capacity_bytes=capacity_bytes,
+        force=force,
+        reserve=reserve,
+    )
+    return headers[FIRST_DRIVE]
+
+
+def format_drives(
+    sources: Sequence[str],
+    *,
+    fill: Fill,
+    size_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    force: bool = False,
+    reserve: DirectoryReserve = _RESERVE,
+) -> list[PoolHeader]:
+    """Make one pool of *sources*; *fill* writes index and inode numbers into each new directory.
+
+    A path that does not exist becomes an image file, of *size_bytes* or as large as its part of
+    *capacity_bytes* of blocks needs: each drive has the same part. Nothing is written before all
+    checks of all sources have passed; POOL is written last. What was made is removed again if
+    another one fails. The sources are free again on return. Raises SourceMissing, SourceForeign
+    (unless *force*), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
+    """
+    part_bytes = None if capacity_bytes is None else capacity_bytes // len(sources)
+    may_create = not (size_bytes is None and part_bytes is None)
+    kinds = [_kind_to_be(source, may_create=may_create) for source in sources]
+    for source, kind in zip(sources, kinds, strict=True):
+        _refuse_request(source, kind, size_bytes, part_bytes)
+    if len(sources) > 1:
+        refuse_unlike(sources, kinds)
+    headers = new_headers([part_bytes] * len(sources))
+    wishes = [
+        _Wish(source, kind, header, size_bytes, force, fill, reserve)
+        for source, kind, header in zip(sources, kinds, headers, strict=True)
+    ]
+    if len(wishes) == 1:
+        return [wishes[FIRST_DRIVE].make()]
+    for wish in wishes:
+        wish.refuse()
+    with contextlib.ExitStack() as undo:
+        made = []
+        for wish in wishes:
+            removes = wish.kind == "image" and not os.path.exists(wish.source)
+            made.append(wish.make())
+            undo.callback(_unmake, wish.source, removes=removes)
+        undo.pop_all()
+    return made
+
+
+def _refuse_request(
+    source: str, kind: SourceKind, size_bytes: int | None, capacity_bytes: int | None
+) -> None:
+    """Raise UsageError for what no source of this kind can be made."""
     if capacity_bytes is not None and capacity_bytes < CAPACITY_MIN_BYTES:
         raise UsageError(
             f"{source}: a capacity of {format_size(capacity_bytes)} is too small; a pool needs "
             f"{format_size(CAPACITY_MIN_BYTES)}"
         )
-    kind = _kind_to_be(source, may_create=not (size_bytes is None and capacity_bytes is None))
     try:
         refuse_control_characters(os.path.abspath(source))  # kvfs mount would refuse it
     except ValueError as error:
         raise UsageError(f"SOURCE: {error}") from None
     if size_bytes is not None and kind != "image":
         raise UsageError(f"{source} is a {kind}; only an image file can be given a size")
-    if kind == "block":
-        header = block.format_block(source, capacity_bytes=capacity_bytes, force=force, fill=fill)
-    elif kind == "image":
-        header = image.format_image(
-            source, size_bytes=size_bytes, capacity_bytes=capacity_bytes, force=force, fill=fill
-        )
-    else:
-        header = directory.format_directory(
-            source, capacity_bytes=capacity_bytes, force=force, fill=fill, reserve=reserve
-        )
-    wait_released(source)
-    return header
+
+
+def _unmake(source: str, *, removes: bool) -> None:
+    """Make a drive blank again that was just made, since another one of its pool was not."""
+    with contextlib.suppress(CommandError):
+        _destroy(source)
+    if removes:
+        with contextlib.suppress(OSError):
+            os.unlink(source)
 
 
 def open_source(
@@ -102,65 +212,97 @@ def open_source(
     capacity_bytes: int | None = None,
     reserve: DirectoryReserve = _RESERVE,
 ) -> Device:
-    """Open the pool on *source* and hold it until the device's ``close``.
+    """Open the pool on *source*, which may list several drives, until the device's ``close``.
 
-    *capacity_bytes* overrides what the pool was made with. Raises SourceBlank (kvfs mount then
-    formats it, or creates the image), SourceMissing, SourceForeign, FormatUnknown, SourceBusy,
-    SourceDamaged, UsageError, ToolMissing, NotRoot; in that case the source is unchanged.
+    Raises what open_drives raises.
     """
-    device = _open(source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve)
-    if device.several is not None:
-        device.close()
-        raise UsageError(_missing(source, device.several, 1))
-    return device
+    return open_drives(
+        sources_of(source), read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
+    )
 
 
 def open_drives(
-    sources: Sequence[str], *, read_only: bool = False, reserve: DirectoryReserve = _RESERVE
+    sources: Sequence[str],
+    *,
+    read_only: bool = False,
+    capacity_bytes: int | None = None,
+    reserve: DirectoryReserve = _RESERVE,
 ) -> Device:
-    """Open the pool on *sources*, which are all its drives in any order; return the first.
+    """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
 
-    The others close with it. Raises UsageError if they are not all of one pool, and what
-    open_source raises.
+    Those of its drives that are not among them are found by their UUIDs. Returns the first drive;
+    the others close with it. *capacity_bytes* overrides what the pool was made with. Raises
+    SourceBlank if all are blank (kvfs mount then formats them, or creates the images),
+    SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing,
+    NotRoot; in that case nothing in the sources has changed.
     """
+
+    refuse_twice(sources)
+
+    def opened(source: str) -> Device:
+        may_create = capacity_bytes is not None
+        return _open(source, read_only=read_only, may_create=may_create, reserve=reserve)
+
     with contextlib.ExitStack() as stack:
-        found: dict[int, Device] = {}
-        for source in sources:
-            opened = _open(source, read_only=read_only, capacity_bytes=None, reserve=reserve)
-            device = stack.enter_context(opened)
-            drive = FIRST_DRIVE if device.several is None else device.several.drive
-            if found.setdefault(drive, device) is not device:
-                raise UsageError(f"{source}: {found[drive].source} is drive {drive} already")
-        first, *others = (found[drive] for drive in sorted(found))
-        for device in found.values():
-            if (one := device.several) is None or first.several is None:
-                if others:
-                    raise UsageError(f"{device.source} is a pool of one drive")
-            elif (one.pool, one.drives) != (first.several.pool, first.several.drives):
-                raise UsageError(f"{device.source} is of another pool than {first.source}")
-            elif len(found) < len(one.drives):
-                raise UsageError(_missing(first.source, one, len(found)))
-        first.take_in(others)
+        found = in_order([stack.enter_context(one) for one in _open_all(sources, opened)])
+        if elsewhere := others_of(found):
+            found = in_order([*found, *(stack.enter_context(opened(at)) for at in elsewhere)])
+        first, *others = found
+        first.take_in(others, capacity_bytes)
+        _distrust_if_cut_off(first)
         stack.pop_all()
         return first
 
 
-def _missing(source: str, several: Membership, given: int) -> str:
-    whole = len(several.drives)
-    return f"{source} is drive {several.drive} of a pool of {whole} drives; {given} is not all"
+def _open_all(sources: Sequence[str], opened: Callable[[str], Device]) -> Iterator[Device]:
+    """Yield the device of each source. Raises SourceBlank if all are blank, UsageError if some."""
+    blank: dict[str, SourceBlank] = {}
+    pools: list[str] = []
+    for source in sources:
+        try:
+            yield opened(source)
+        except SourceBlank as error:
+            blank[source] = error
+        else:
+            pools.append(source)
+        if blank and pools:
+            raise UsageError(
+                f"{next(iter(blank))} is blank and {pools[0]} is not: give the drives of one pool, "
+                "or blank ones alone"
+            )
+    if blank:
+        raise next(iter(blank.values()))
 
 
-def _open(
-    source: str, *, read_only: bool, capacity_bytes: int | None, reserve: DirectoryReserve
-) -> Device:
+def _distrust_if_cut_off(first: Device) -> None:
+    """Have the index distrusted if another drive than the first was cut off: RUN is the first's.
+
+    An earlier start may have found it, and ended before it could say so: then it is noted.
+    """
+    lost = next((other for other in first.more if other.cut_off), None)
+    if lost is None:
+        return
+    syscalls = Syscalls()
+    if not first.read_only:
+        with write_errors(first.source):
+            distrust_index(first.pool_fd, syscalls)
+        forget_cut_off(first.epoch)
+    elif not read_run_state(first.pool_fd, syscalls, first.superblock).clean:
+        raise SourceDamaged(
+            f"{lost.source} was cut off, and its pool was not stopped cleanly: mount it writable "
+            "once"
+        )
+
+
+def _open(source: str, *, read_only: bool, may_create: bool, reserve: DirectoryReserve) -> Device:
     """Open one drive; raises what open_source raises."""
-    kind = _kind_to_be(source, may_create=capacity_bytes is not None)
+    kind = _kind_to_be(source, may_create=may_create)
     if not os.path.exists(source):
         raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")
     if kind in _OPENS:
         for _ in range(_JOINS_MAX):
             try:
-                return _OPENS[kind](source, read_only=read_only, capacity_bytes=capacity_bytes)
+                return _OPENS[kind](source, read_only=read_only)
             except LeftMeanwhile:
                 wait_released(source, joins=True)
             except FailedButHeld as failed:
@@ -169,17 +311,25 @@ def _open(
                 except SourceBusy:
                     raise failed from None
         raise SourceBusy(f"{source} was in use until just now; try again")
-    return directory.open_directory(
-        source, read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
-    )
+    return directory.open_directory(source, read_only=read_only, reserve=reserve)
 
 
 def destroy_source(source: str) -> None:
     """Make *source*, a pool that is not in use, blank again. Raises what open_source raises.
 
-    In a directory only the pool's files are removed; of a block device or image the first and last
-    4 MiB are zeroed. The source is free again on return.
+    *source* lists all drives of a pool of several. In a directory only the pool's files are
+    removed; of a block device or image the first and last 4 MiB are zeroed. The sources are free
+    again on return. Raises UsageError, with all unchanged, if they are not all drives of one pool.
     """
+    sources = sources_of(source)
+    refuse_twice(sources)
+    refuse_part(sources, [_HEADERS[recognise(each)](each) for each in sources])
+    wait_released(source)  # a look at an image attaches a loop device, which ends a moment later
+    for each in sources:
+        _destroy(each)
+
+
+def _destroy(source: str) -> None:
     kind = recognise(source)
     if kind == "block":
         block.destroy_block(source)
@@ -191,16 +341,23 @@ def destroy_source(source: str) -> None:
 
 
 def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> None:
-    """Return when the last user of *source* is gone, so that fsck, mkfs or mount may follow.
+    """Return when the last users of *source*, which may list several drives, are gone.
+
+    Then fsck, mkfs or mount may follow.
 
     The device of a server is unmounted a moment after the server has ended: the kernel may still
     have to close the last fd, and udev opens loop devices that are detached. *joins*: a mount
     follows, so a file system that clients of a dead mount keep is joined, not waited for. Raises
     SourceBusy after *wait_s*.
     """
-    kind = recognise(source)
+    deadline_s = time.monotonic() + wait_s
+    for each in sources_of(source):
+        _wait_released(each, deadline_s, joins=joins)
+
+
+def _wait_released(source: str, deadline_s: float, *, joins: bool) -> None:
+    kind, pause_s = recognise(source), _POLL_S
     refuse_busy = _REFUSE_BUSY[kind]
-    deadline_s, pause_s = time.monotonic() + wait_s, _POLL_S
     while True:
         if joins and kind in _OUTLIVES and _OUTLIVES[kind](source):
             return

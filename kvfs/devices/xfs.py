@@ -21,6 +21,7 @@ from kvfs.core.errors import (
     ToolMissing,
 )
 from kvfs.core.pool_layout import XFS_INODES, XFS_TREES
+from kvfs.core.types import FIRST_DRIVE
 from kvfs.devices.busy import Outlived
 from kvfs.devices.detached import (
     MOUNT_ATTR_NOATIME,
@@ -35,7 +36,6 @@ from kvfs.devices.pool_files import (
     PoolHeader,
     lock_pool,
     make_tree,
-    new_header,
     read_header,
     write_errors,
     write_header,
@@ -98,14 +98,13 @@ _OPEN_ROOT: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def make_pool(
-    block_path: str, source: str, fill: Fill, *, capacity_bytes: int | None, discard: bool
+    block_path: str, source: str, fill: Fill, header: PoolHeader, *, discard: bool
 ) -> PoolHeader:
     """Make an XFS with an empty pool on *block_path*; *source* is its name in messages.
 
     Overwrites what is there. *discard*: tell the drive that all of it is free. Raises
     SourceDamaged, SourceFull, ToolMissing, NotRoot.
     """
-    header = new_header(capacity_bytes)
     # The UUID of the XFS is the pool's, so blkid shows it without a mount.
     identity = ("-m", f"uuid={header.uuid}")
     # A discard on a loop device would punch holes into the image behind it. On it XFS's own writes
@@ -146,23 +145,25 @@ def open_pool(
     block_path: str,
     source: str,
     kind: SourceKind,
-    epoch: int,
+    header: PoolHeader,
     *,
     read_only: bool,
-    capacity_bytes: int | None,
 ) -> Device:
     """Mount the pool on *block_path* and return its device.
 
-    *epoch* is that of its header (look_at_pool). Raises what look_at_pool raises, and UsageError.
+    *header* is what look_at_pool found. Raises what look_at_pool raises, and UsageError.
     """
     flags = (*_MOUNT_FLAGS, *(_READ_ONLY_FLAGS if read_only else ()))
-    if journal_is_dirty(block_path, source) or is_cut_off_noted(epoch):
-        note_cut_off(epoch)
+    cut_off = journal_is_dirty(block_path, source) or is_cut_off_noted(header.epoch)
+    if cut_off:
+        note_cut_off(header.epoch)
         _go_through_journal(block_path, source)
-        forget_cut_off(epoch)
+        if header.drive == FIRST_DRIVE:  # of another one the first's RUN does not know yet
+            forget_cut_off(header.epoch)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)
-        device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
+        device = _device(stack, mount_fd, pool_fd, source, kind, read_only)
+        device.cut_off = cut_off
         stack.pop_all()  # the device closes them now
     return device
 
@@ -174,7 +175,6 @@ def join_pool(
     kind: SourceKind,
     *,
     read_only: bool,
-    capacity_bytes: int | None,
 ) -> Device:
     """Open the pool on *block_path*, whose file system *found* outlived its server.
 
@@ -190,7 +190,7 @@ def join_pool(
             )
             if found.is_gone() or read_header(pool_fd, source) is None:  # being made by another
                 raise left
-            device = _device(stack, mount_fd, pool_fd, source, kind, read_only, capacity_bytes)
+            device = _device(stack, mount_fd, pool_fd, source, kind, read_only)
         except (OSError, SourceDamaged, SourceForeign) as error:
             if found.is_gone():  # perhaps with its loop device, which then returns EIO
                 raise left from error
@@ -222,7 +222,6 @@ def _device(
     source: str,
     kind: SourceKind,
     read_only: bool,
-    capacity_bytes: int | None,
 ) -> Device:
     """Lock the pool in *pool_fd* and return its device; until then *stack* closes its fds."""
     header = read_header(pool_fd, source)
@@ -241,7 +240,6 @@ def _device(
         held_fds=[lock_fd, mount_fd],
         usable_bytes=total_bytes - metadata_bytes(total_bytes),
         reserved_bytes=0,
-        capacity_bytes=capacity_bytes,
         read_only=read_only,
     )
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from kvfs import __version__
 
 #: Most files in one message, and so most that are held: SCM_MAX_FD in linux/net/scm.h is 253.
-FILES_MAX: Final = 64
+FILES_MAX: Final = 250
 _MESSAGE_MAX_BYTES: Final = 16 << 10
 #: Most characters of an error message; each takes at most 12 bytes of JSON.
 LINE_MAX: Final = 1000

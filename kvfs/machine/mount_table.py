@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kvfs.core.shown_names import printable
+from kvfs.core.source_list import sources_of
 from kvfs.machine.process_ends import process_ids
 from kvfs.storage.syscalls import LIBC, raise_errno
 
@@ -79,9 +80,9 @@ def kvfs_at(mountpoint: str) -> Mount | None:
 
 def where_mounted(source: str) -> str:
     """Return "at MOUNTPOINT" for the pool in *source*; "" if no mount of it can be seen here."""
-    resolved = os.path.realpath(source)
+    is_meant = _is_of(source)
     for mount in mounts():
-        if mount.fs_type == FS_TYPE and os.path.realpath(mount.source) == resolved:
+        if mount.fs_type == FS_TYPE and is_meant(mount):
             return f"at {mount.mountpoint}"
     return ""
 
@@ -224,8 +225,13 @@ def where_in_use(source: str) -> str:
     """Return what ``where_mounted`` returns for *source*, but search all mount namespaces."""
     if here := where_mounted(source):
         return here
-    resolved = os.path.realpath(source)
-    return _places(lambda mount: os.path.realpath(mount.source) == resolved)
+    return _places(_is_of(source))
+
+
+def _is_of(source: str) -> Callable[[Mount], bool]:
+    """Return what tells whether a mount is of the pool in *source*, if only one of its drives."""
+    wanted = set(map(os.path.realpath, sources_of(source)))
+    return lambda mount: not wanted.isdisjoint(map(os.path.realpath, sources_of(mount.source)))
 
 
 def _places(is_meant: Callable[[Mount], bool]) -> str:

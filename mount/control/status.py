@@ -37,7 +37,7 @@ def describe(mount: Parts) -> dict[str, Any]:
     return {
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,
-        "source": mount.settings.source,
+        "source": mount.store.pool.device.sources,
         "name": mount.settings.name,
         "read_only": mount.settings.read_only,
         "idmapped_mounts": mount.port.idmapped,

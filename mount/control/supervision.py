@@ -14,6 +14,7 @@ import trio
 
 from kvfs.core.errors import FormatUnknown, ServeFailed, UsageError
 from kvfs.core.records import INDEX_FORMAT
+from kvfs.devices import Device
 from kvfs.devices.pool_files import FORMAT_VERSION
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.journal import JOURNAL_VERSION
@@ -28,7 +29,7 @@ _log: Final = logging.getLogger(__name__)
 #: All that a kernel may offer at INIT.
 _ALL_FLAGS: Final = (1 << 64) - 1
 
-FORMATS: Final[Mapping[str, int]] = {
+FORMATS: Final = {
     "format of the pool": FORMAT_VERSION,
     "format of the index": INDEX_FORMAT,
     "table of open files": HANDLES_VERSION,
@@ -39,12 +40,22 @@ FORMATS: Final[Mapping[str, int]] = {
 }
 
 
+#: What a server of several drives writes beside those: an older one knows one drive alone.
+_FORMATS_OF_SEVERAL: Final = {"list of drives": 1}
+
+
+def formats_of(device: Device) -> Mapping[str, int]:
+    """Return the formats that a server of the pool on *device* writes."""
+    return FORMATS | _FORMATS_OF_SEVERAL if device.more else FORMATS
+
+
 def require_formats(theirs: Mapping[str, int]) -> None:
     """Raise FormatUnknown unless this version can take over from a server that uses *theirs*."""
+    known = FORMATS | _FORMATS_OF_SEVERAL
     for name in FORMATS.keys() | theirs.keys():
-        if theirs.get(name) != FORMATS.get(name):
+        if theirs.get(name) != known.get(name):
             raise FormatUnknown(
-                f"the {name} is {theirs.get(name)}, and the new version has {FORMATS.get(name)}: "
+                f"the {name} is {theirs.get(name)}, and the new version has {known.get(name)}: "
                 "unmount, and mount with the new version"
             )
 

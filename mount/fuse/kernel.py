@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from kvfs.core.source_list import listed, sources_of
 from kvfs.core.types import BackingId, InodeNo
 from kvfs.devices.detached import (
     MOUNT_ATTR_NODEV,
@@ -48,6 +49,8 @@ _BACKLOG_MAX: Final = 65_536
 #: So long a command waits for the kernel, which a client may hold up, and looks this often.
 _CATCH_UP_S: Final = 1.0
 _LOOK_S: Final = 0.002
+#: fsconfig(2) takes no longer string (strndup_user in fs/fsopen.c), its terminating zero excluded.
+_SOURCE_MAX_BYTES: Final = 255
 #: Tells the kernel of one name. Raises OSError.
 _Telling = Callable[[], None]
 
@@ -73,7 +76,15 @@ def detached(device_fd: int, source: str, *, read_only: bool) -> int:
     }
     flags = ["allow_other", "default_permissions", *(["ro"] if read_only else [])]
     attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (MOUNT_ATTR_RDONLY if read_only else 0)
-    return mount_detached(fs_type, source, options, flags, attributes)
+    return mount_detached(fs_type, _in_mount_table(source), options, flags, attributes)
+
+
+def _in_mount_table(source: str) -> str:
+    """Return what the mount table is to show as *source*: of a long list the first drives."""
+    sources = list(sources_of(source))
+    while len(os.fsencode(listed(sources))) > _SOURCE_MAX_BYTES and len(sources) > 1:
+        sources.pop()
+    return listed(sources)
 
 
 def mount(device_fd: int, mountpoint: str, source: str, *, read_only: bool) -> None:

@@ -7,12 +7,13 @@ server does not mount. ``fuse`` is handed to the supervisor last: no server take
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
 from kvfs.devices import Device, DirectoryReserve, open_source
-from kvfs.devices.device import inherit_device, noted_device
+from kvfs.devices.device import Noted, inherit_device, noted_device
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import (
     Notes,
@@ -25,6 +26,8 @@ from kvfs.storage.outliving import (
 _DEVICE_FILE: Final = "fuse"
 _POOL: Final = "pool"
 _CLAIM: Final = "claim-"
+#: Before these two names, for a drive from 1 on.
+_DRIVE: Final = "drive-{}-"
 _HANDLES: Final = "handles"
 _JOURNAL: Final = "journal"
 _NOTES: Final = "notes"
@@ -32,6 +35,8 @@ _UNDURABLE: Final = "undurable"
 _EVICTED: Final = "evicted"
 _ABORT_FILE: Final = "abort"
 _DEVICE_NOTE: Final = b"device"
+#: Those of the drives from 1 on, by number.
+_MORE_NOTE: Final = b"more devices"
 
 
 class Succession(NamedTuple):
@@ -93,11 +98,22 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     note = outliving.notes.get(_DEVICE_NOTE)
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
-    claims = [fd for name, fd in sorted(given.items()) if name.startswith(_CLAIM)]
-    device = inherit_device(note, given[_POOL], claims, settings.capacity_bytes)
+    notes = [note, *(outliving.notes.get(_MORE_NOTE) or ())]
+    first, *others = (_inherited(given, drive, one) for drive, one in enumerate(notes))
+    first.take_in(others, settings.capacity_bytes)
     return Succession(
-        outliving, given[_HANDLES], given[_DEVICE_FILE], given.get(_ABORT_FILE, -1), device
+        outliving, given[_HANDLES], given[_DEVICE_FILE], given.get(_ABORT_FILE, -1), first
     )
+
+
+def _inherited(given: Mapping[str, int], drive: int, note: Noted) -> Device:
+    """Return a drive that the last server left. Raises ServeFailed, SourceForeign."""
+    prefix = _DRIVE.format(drive) if drive else ""
+    if (pool_fd := given.get(f"{prefix}{_POOL}")) is None:
+        raise ServeFailed(f"the supervisor does not hold drive {drive}: nobody can take over")
+    claim = f"{prefix}{_CLAIM}"
+    claims = [fd for name, fd in sorted(given.items()) if name.startswith(claim)]
+    return inherit_device(note, pool_fd, claims)
 
 
 def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
@@ -123,9 +139,13 @@ def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
 def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None:
     """Give the supervisor what the next server needs."""
     of.notes.put(_DEVICE_NOTE, noted_device(device))
-    for number, fd in enumerate(device.held_fds):
-        held.hold(f"{_CLAIM}{number}", fd)
-    held.hold(_POOL, device.pool_fd)
+    if device.more:
+        of.notes.put(_MORE_NOTE, tuple(map(noted_device, device.more)))
+    for drive, one in enumerate((device, *device.more)):
+        prefix = _DRIVE.format(drive) if drive else ""
+        for number, fd in enumerate(one.held_fds):
+            held.hold(f"{prefix}{_CLAIM}{number}", fd)
+        held.hold(f"{prefix}{_POOL}", one.pool_fd)
     held.hold(_HANDLES, of.handles_fd)
     held.hold(_JOURNAL, of.outliving.journal_fd)
     held.hold(_NOTES, of.outliving.notes_fd)

@@ -21,6 +21,7 @@ from tests.support.rules.documented import Statement, quoted, statements
 RUN: Final = {
     "kvfs mount ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs mkfs ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs fsck ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs status ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs top ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs doctor ": "tests/fuse/commands/test_documented_commands.py",

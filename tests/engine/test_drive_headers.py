@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvfs.core.drives import DRIVES_MAX
-from kvfs.core.errors import SourceForeign, UsageError
+from kvfs.core.errors import SourceForeign, SourceMissing, UsageError
 from kvfs.devices import Device, open_drives, open_source
 from kvfs.devices.pool_files import new_headers, parse_header, read_header, write_header
 from tests.support.mounts.mounting import workplace
@@ -84,7 +84,7 @@ def test_a_header_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> N
 
 def opened_numbers(device: Device) -> list[int]:
     with device:
-        return [one.several.drive for one in (device, *device.more) if one.several is not None]
+        return [one.header.drive for one in (device, *device.more)]
 
 
 def test_drives_are_opened_in_the_order_of_their_numbers(place: Path) -> None:
@@ -98,10 +98,11 @@ def test_drives_are_opened_in_the_order_of_their_numbers(place: Path) -> None:
 
 def test_a_drive_of_several_is_not_opened_alone(place: Path) -> None:
     drives = pool_of(place, "drive", 2)
-    for path in drives:
-        with pytest.raises(UsageError, match="of a pool of 2 drives; 1 is not all"):
+    for number, path in enumerate(drives):
+        missing = rf"is drive {number} of a pool of 2, and drive {1 - number} \(UUID .*cannot be"
+        with pytest.raises(SourceMissing, match=missing):
             open_source(path)
-        with pytest.raises(UsageError, match="1 is not all"):
+        with pytest.raises(SourceMissing, match=missing):
             open_drives([path])
 
 
@@ -110,7 +111,7 @@ def test_only_all_drives_of_one_pool_are_one(place: Path) -> None:
     [alone] = pool_of(place, "only", 1)
     for given, why in (
         ([drives[0], others[1]], "of another pool"),
-        ([drives[0], others[0]], "is drive 0 already"),
+        ([drives[0], others[0]], "of another pool"),
         ([alone, drives[1]], "pool of one drive"),
         ([drives[1], alone], "pool of one drive"),
     ):

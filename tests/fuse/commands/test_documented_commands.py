@@ -38,6 +38,7 @@ class Shell:
             "/dev/nvme0n1p2": drive,
             "/dev/nvme0n1p1": drive,
             "/dev/nvme0n1": drive,
+            "/dev/nvme1n1": f"{place}/kv1.img",
             "/var/lib/kvfs": f"{place}/pool",
             "/data/kv.img": f"{place}/kv.img",
             "/mnt/xfs": f"{place}/xfs",
@@ -155,6 +156,15 @@ def test_metrics_are_fetched(shell: Shell) -> None:
             until((place / "kvfs.prom").exists, "the file is written")
         shell.unmount()
     assert len(mounts) == 2
+
+
+def test_several_drives(shell: Shell) -> None:
+    (shell.kv.parent / "kv1.img").touch()
+    os.truncate(shell.kv.parent / "kv1.img", SIZE_BYTES)
+    commands = of("docs/drives.md", "kvfs ")
+    assert len(commands) == 6
+    for command in commands:
+        shell.run(command)
 
 
 def test_a_drive_beside_xfs(shell: Shell) -> None:

@@ -1,0 +1,142 @@
+"""Which sources make a pool of several drives: whether they are of one, and where its others are.
+
+The header of each drive lists the UUIDs of all. That of a drive is the UUID of its XFS, so a device
+that was not named can be found as any other file system is (blkid(8)); an image file can not.
+"""
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+from kvfs.core.errors import SourceBusy, SourceMissing, UsageError
+from kvfs.core.types import FIRST_DRIVE
+from kvfs.devices.device import Device, SourceKind
+from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.probe import device_with
+
+#: Each has three open files that outlive a server (machine/held_files.py).
+SERVED_DRIVES_MAX: Final = 64
+_SHOWN: Final = 3
+
+
+def refuse_unlike(sources: Sequence[str], kinds: Sequence[SourceKind]) -> None:
+    """Raise UsageError unless *sources* can be the drives of one new pool.
+
+    They must be different ones. Directories go with directories alone, each on a file system of its
+    own: two on one would both count its space.
+    """
+    if len(sources) > SERVED_DRIVES_MAX:
+        raise UsageError(
+            f"{len(sources)} drives are too many; a pool has at most {SERVED_DRIVES_MAX}"
+        )
+    seen: dict[object, str] = {}
+    for source, kind in zip(sources, kinds, strict=True):
+        if (kind == "directory") != (kinds[FIRST_DRIVE] == "directory"):
+            raise UsageError(
+                f"{source} is a {kind} and {sources[FIRST_DRIVE]} is a {kinds[FIRST_DRIVE]}: a "
+                "pool has either directories or drives and image files"
+            )
+        place = _place_of(source, kind)
+        other = seen.get(place)
+        if other is None:
+            seen[place] = source
+            continue
+        if kind == "directory" and not os.path.samefile(source, other):
+            raise UsageError(f"{source} and {other} lie on one file system; give one of them")
+        raise _twice(source, other)
+
+
+def refuse_twice(sources: Sequence[str]) -> None:
+    """Raise UsageError if one of *sources* is named twice."""
+    seen: dict[str, str] = {}
+    for source in sources:
+        place = os.path.realpath(source)
+        if place in seen:
+            raise _twice(source, seen[place])
+        seen[place] = source
+
+
+def _twice(source: str, other: str) -> UsageError:
+    return UsageError(f"{source} is given twice" + (f", as {other}" if other != source else ""))
+
+
+def _place_of(source: str, kind: SourceKind) -> object:
+    """Return what two sources that take the same space have in common."""
+    try:
+        status = os.stat(source)
+    except FileNotFoundError:  # an image that is to be created
+        return os.path.realpath(source)
+    if kind == "directory":
+        return status.st_dev
+    return status.st_rdev if stat.S_ISBLK(status.st_mode) else (status.st_dev, status.st_ino)
+
+
+def in_order(devices: Sequence[Device]) -> list[Device]:
+    """Return *devices*, of one pool, by the numbers of their drives.
+
+    Raises UsageError if they are not of one, or one drive is there twice; SourceBusy for a copy.
+    """
+    first, found = devices[0], dict[int, Device]()
+    for device in devices:
+        refuse_other_pool((first.source, device.source), (first.header, device.header))
+        drive = device.header.drive
+        if (other := found.setdefault(drive, device)) is not device:
+            raise SourceBusy(f"{device.source} is a copy of {other.source}, drive {drive}")
+        if (device.kind == "directory") != (first.kind == "directory") or (
+            device.fs_type != first.fs_type
+        ):
+            raise UsageError(
+                f"{device.source} is on {device.fs_type} ({device.kind}), and {first.source} on "
+                f"{first.fs_type} ({first.kind}): the drives of a pool are alike"
+            )
+    return [found[drive] for drive in sorted(found)]
+
+
+def refuse_other_pool(sources: tuple[str, str], headers: tuple[PoolHeader, PoolHeader]) -> None:
+    """Raise UsageError unless the two *sources*, which may be the same, are of one pool."""
+    one, other = (header.several for header in headers)
+    if sources[0] == sources[1] and one == other:
+        return
+    if one is None or other is None:
+        raise UsageError(f"{sources[one is not None]} is a pool of one drive")
+    if (one.pool, one.drives) != (other.pool, other.drives):
+        raise UsageError(f"{sources[1]} is of another pool than {sources[0]}")
+
+
+def others_of(given: Sequence[Device]) -> list[str]:
+    """Return the devices of the drives that a pool has beside *given*; all must be there.
+
+    Raises SourceMissing, ToolMissing, SourceDamaged.
+    """
+    several = given[0].header.several
+    if several is None:
+        return []
+    here = {device.header.drive for device in given}
+    wanted = [(at, uuid) for at, uuid in enumerate(several.drives) if at not in here]
+    places = {uuid: device_with(uuid) for _, uuid in wanted}
+    missing = [f"drive {at} (UUID {uuid})" for at, uuid in wanted if not places[uuid]]
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise SourceMissing(
+            f"{given[0].source} is drive {several.drive} of a pool of {len(several.drives)}, and "
+            f"{', '.join(missing[:_SHOWN])}{more} cannot be found",
+            "name the sources of all its drives",
+        )
+    return [places[uuid] for _, uuid in wanted]
+
+
+def refuse_part(sources: Sequence[str], headers: Sequence[PoolHeader | None]) -> None:
+    """Raise UsageError unless *sources* are all drives of one pool. None: its header is damaged."""
+    known = [(at, header) for at, header in zip(sources, headers, strict=True) if header]
+    if not known:
+        return
+    first_source, first = known[0]
+    for source, header in known:
+        refuse_other_pool((first_source, source), (first, header))
+    whole = len(first.several.drives) if first.several is not None else 1
+    if len(sources) < whole:
+        raise UsageError(
+            f"{first_source} is drive {first.drive} of a pool of {whole}: name all of them, or "
+            f"make a new pool of it with kvfs mkfs --force"
+        )
