@@ -41,6 +41,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Space": {
         "capacity_bytes": "capacity",
+        "drives": "drives",
         "usable_bytes": "usable for blocks",
         "used_bytes": "used",
         "free_bytes": "free",
@@ -135,6 +136,8 @@ def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
     told = dict(status)
     mountpoint = str(told.pop("mountpoint", ""))
     cache = told.pop("cache", None)
+    if len(told.get("drives", ())) == 1:  # the lines of the mount say the same
+        del told["drives"]
     for heading, labels in _SECTIONS.items():
         if heading == "Work" and cache:
             yield _lines("Cache", cache_rows(cache), width)

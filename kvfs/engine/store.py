@@ -28,6 +28,7 @@ from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
     Totals,
+    drive_figures,
     for_blocks_bytes,
     hint_figures,
     kept_bytes,
@@ -337,6 +338,7 @@ class Store:
             "root": self.attributes.describe_root(),
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": kept_bytes(self.pool),
+            "drives": drive_figures(self.pool),
             "usable_bytes": space.bound_bytes,
             "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
             "preallocated_bytes": space.ready_bytes,

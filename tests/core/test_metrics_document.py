@@ -30,6 +30,7 @@ NOT_EXPORTED: Final = {
         ),
         "a text",
     ),
+    **dict.fromkeys(("drives.DRIVE.source", "drives.DRIVE.uuid"), "an identity"),
     **dict.fromkeys(("largest_lease_holder.p", "largest_unevictable.directory"), "whose it is"),
     **dict.fromkeys(("cache.hits", "cache.misses", "cache.loaded_", "cache.stored_"), "a sum"),
     **dict.fromkeys(("eviction.blocks", "eviction.bytes"), "a sum, over the reasons"),

@@ -147,6 +147,9 @@ _LATENCY: Final = (
 
 _SPACE: Final = (
     _gauge("capacity_bytes", "capacity_bytes", "Capacity of the pool"),
+    _gauge("drive_capacity_bytes", "drives.*.capacity_bytes", "Of it on this drive", "drive"),
+    _gauge("drive_used_bytes", "drives.*.used_bytes", "Held there by blocks", "drive"),
+    _gauge("drive_blocks", "drives.*.blocks", "Blocks there", "drive"),
     _gauge("usable_bytes", "usable_bytes", "What the device can give to blocks now"),
     _gauge("used_bytes", "used_bytes", "Held by blocks"),
     _gauge("free_bytes", "free_bytes", "Usable and not used"),

@@ -30,6 +30,7 @@ ANY_KEY: Final = {
     "cache.tier_behind.ages": "AGE",
     "held_by": "HOLDER",
     "tenants": "UID",
+    "drives": "DRIVE",
 }
 OF_PASSTHROUGH: Final = {"backing_ids_open", "backing_ids_cached"}
 OF_A_LOST_DEVICE: Final = {"device_lost"}

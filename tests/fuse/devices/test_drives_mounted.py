@@ -223,3 +223,20 @@ def test_after_all_processes_are_killed_the_pool_mounts_again(mount: Mounted) ->
     done = run_kvfs("fsck", *sources_of(mount.source))
     assert "12 blocks, 1 directory, no problem" in done.stdout
     mount.start()
+
+
+def test_status_tells_of_each_drive(mount: Mounted) -> None:
+    """What they hold together is what the pool holds."""
+    for number in range(BLOCKS):
+        store(mount.path, f"{number}", 50_000, number)
+    status = mount.status()
+    rows = [status["drives"][f"{drive}"] for drive in range(DRIVES)]
+    assert [row["source"] for row in rows] == list(sources_of(mount.source))
+    assert rows[0]["uuid"] == status["uuid"]
+    assert [row["blocks"] for row in rows] == drives_of(mount.path)
+    assert [row["capacity_bytes"] for row in rows] == [CAPACITY_BYTES // DRIVES] * DRIVES
+    assert sum(row["blocks"] for row in rows) == status["blocks"] == BLOCKS
+    assert [row["used_bytes"] // 53_248 for row in rows] == [row["blocks"] for row in rows]
+    shown = run_kvfs("status", str(mount.path)).stdout.splitlines()
+    (line,) = [line for line in shown if line.startswith("drives")]
+    assert f"0: source {rows[0]['source']}" in line
