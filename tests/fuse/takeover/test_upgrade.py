@@ -11,7 +11,13 @@ import pytest
 from kvfs import __version__
 from kvfs.core.errors import NotMounted, ServeFailed
 from tests.support.mounts.changed_version import Tree
-from tests.support.mounts.mounting import COMMAND_WAIT_S, Mounted, kernel_has_passthrough, run_kvfs
+from tests.support.mounts.mounting import (
+    COMMAND_WAIT_S,
+    Mounted,
+    kernel_has_passthrough,
+    own_tmpfs,
+    run_kvfs,
+)
 from tests.support.mounts.places import blank_place, small_mount
 
 pytestmark = [
@@ -88,6 +94,21 @@ def test_a_version_that_cannot_follow_changes_nothing(
     assert f"no upgrade: {said[:20]}" in mounted.log_file.read_text() or said in (
         mounted.log_file.read_text()
     )
+
+
+def test_one_that_does_not_know_the_list_of_drives_changes_nothing(tree: Tree) -> None:
+    """It would take the first drive for all, and the blocks of others for lost."""
+    tree.change("mount/control/supervision.py", '{"list of drives": 1}', "{}")
+    with (
+        blank_place() as place,
+        own_tmpfs() as one,
+        own_tmpfs() as other,
+        Mounted(f"{one},{other}", place / "kv", "--capacity=256M") as mount,
+    ):
+        done = tree.kvfs("upgrade", str(mount.path))
+        assert done.returncode == ServeFailed.exit_code
+        assert "the list of drives is 1, and the new version has None" in done.stderr
+        assert mount.status()["server_pid"] == mount.server_pid
 
 
 def test_one_that_fails_once_it_has_begun_gives_the_mount_back(
