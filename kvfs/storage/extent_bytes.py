@@ -31,7 +31,7 @@ _RUN: Final = struct.Struct("=QQQ16xI12x")
 _RUN_IS_LAST: Final = 0x1
 _RUN_IS_UNWRITTEN: Final = 0x800
 #: Runs fetched at a time: 14 KiB.
-_RUNS_MAX: Final = 256
+_RUNS_AT_ONCE: Final = 256
 
 
 class Range(NamedTuple):
@@ -52,9 +52,9 @@ def _runs(
 
     Delayed allocations count as blocks: XFS allocates them when it writes the bytes.
     """
-    raw = bytearray(_HEAD.size + _RUNS_MAX * _RUN.size)
+    raw = bytearray(_HEAD.size + _RUNS_AT_ONCE * _RUN.size)
     while start_bytes < end_bytes:
-        _HEAD.pack_into(raw, 0, start_bytes, end_bytes - start_bytes, 0, 0, _RUNS_MAX, 0)
+        _HEAD.pack_into(raw, 0, start_bytes, end_bytes - start_bytes, 0, 0, _RUNS_AT_ONCE, 0)
         syscalls.ioctl(fd, _FS_IOC_FIEMAP, raw)
         runs = _HEAD.unpack_from(raw)[3]
         flags = 0
@@ -64,7 +64,7 @@ def _runs(
             )
             start_bytes = logical_bytes + size_bytes
             yield Range(logical_bytes, start_bytes), flags
-        if runs < _RUNS_MAX or flags & _RUN_IS_LAST:
+        if runs < _RUNS_AT_ONCE or flags & _RUN_IS_LAST:
             return
 
 

@@ -44,8 +44,8 @@ Progress = Callable[[int, int], None]
 _BATCH: Final = 1024
 #: The most that an inode takes of the index: its name four times in half-full pages, and the target
 #: of a symlink.
-_BLOCK_MOST_BYTES: Final = 4 << 10
-_NODE_MOST_BYTES: Final = 16 << 10
+_BLOCK_BYTES: Final = 4 << 10
+_NODE_BYTES: Final = 16 << 10
 #: Numbers used before INODES was lost may still be in NFS handles, so new ones begin far above
 #: them. Of 2**64 numbers this wastes some that no pool will ever need.
 _NUMBERS_LEFT_OUT: Final = 1 << 40
@@ -152,7 +152,7 @@ class _Rebuild:
     def _fill(self, path: str) -> Counters:
         settings = self._settings
         # Regardless of the setting: names beyond its limit are evicted later, one by one.
-        needed_bytes = self._blocks * _BLOCK_MOST_BYTES + self._nodes * _NODE_MOST_BYTES
+        needed_bytes = self._blocks * _BLOCK_BYTES + self._nodes * _NODE_BYTES
         Index.create(
             path,
             settings.index_map_bytes,
