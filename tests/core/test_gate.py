@@ -160,3 +160,11 @@ def test_an_evicted_name_is_known_when_it_is_stored_again() -> None:
     assert not gate.admitted(NAMES[0], 1)
     gate.evicted(NAMES[1], 1, touches=2)
     assert gate.admitted(NAMES[1], 1)
+
+
+def test_where_nothing_is_written_what_came_long_ago_does_not_count_either() -> None:
+    """A block would stay for ever, but the names of so many accesses are not remembered."""
+    gate = GatedLru(100)
+    for name in NAMES[:20_000]:
+        gate.judge([name], [1])
+    assert gate._rates._horizon < 24 * 100

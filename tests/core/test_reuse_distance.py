@@ -195,3 +195,14 @@ def test_a_watch_follows_so_many_names_and_no_more() -> None:
         watch.stored(block(number), lambda: 0.0)
     again = (watch.followed(block(number)) for number in range(20_000))
     assert 1000 < sum(load != NOT_FOLLOWED for load in again) <= 4096
+
+
+def test_of_many_loads_between_two_ticks_the_last_are_counted() -> None:
+    watch = ReuseWatch(1 << 40, EvictedNames.of(16))
+    for number in range(3000):
+        watch.stored(block(number), lambda: 0.0)
+    for number in range(3000):
+        watch.loaded(watch.followed(block(number)))
+    assert len(watch._loads) == 1024
+    watch.count_loads()
+    assert not watch._loads

@@ -1,6 +1,11 @@
 """Leases and what is kept leave some of the pool to others, whichever came first."""
 
-from kvfs.pool.space.space import StayBounds
+import pytest
+
+from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
+
+MIB = 1 << 20
+TIB = 1 << 40
 
 
 def test_each_has_its_share_and_both_together_leave_some() -> None:
@@ -24,3 +29,12 @@ def test_they_follow_what_the_pool_can_hold() -> None:
     assert (bounds.leases_end_bytes(0), bounds.kept_end_bytes(0)) == (90, 50)
     assert bounds.kept_most_bytes == 50
     assert bounds.leases_end_bytes(100) == 0
+
+
+@pytest.mark.parametrize(("capacity_bytes", "kept_bytes"), [(TIB, 32 * MIB), (64 * MIB, MIB)])
+def test_of_a_device_no_more_is_kept_free_than_writes_in_flight_take(
+    capacity_bytes: int, kept_bytes: int
+) -> None:
+    space = Space(capacity_bytes, 0)
+    DeviceRoom(space, lambda: capacity_bytes // 2).measure()
+    assert space.bound_bytes == capacity_bytes // 2 - kept_bytes

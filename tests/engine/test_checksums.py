@@ -13,6 +13,7 @@ from tests.support.clients.stepping import until
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.kernel.caches import forget_pages
 from tests.support.store.driven import Driven
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import put, settle
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
@@ -160,3 +161,14 @@ def test_what_a_stop_makes_durable_gets_its_checksum(powered: Drive) -> None:
     store = restart(powered)
     with pytest.raises(NoSuchAttribute):
         store.xattr(late, CRC)
+
+
+def test_of_many_blocks_the_last_are_known_to_be_right(
+    powered: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is forgotten is compared again."""
+    set_limit(monkeypatch, "blocks known to be right", 2)
+    store, inos = cut_with(powered, 3)
+    for ino in inos:
+        assert store.compare(ino)
+    assert [store.is_doubted(ino) for ino in inos] == [True, False, False]

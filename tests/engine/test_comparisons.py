@@ -115,3 +115,15 @@ def test_the_scrub_gives_no_block_the_checksum_of_earlier_bytes(
         assert store.identity(ino) is None, "only what is durable has one"
     assert get(store, ROOT_INODE, b"K") == NEW
     assert store.describe()["checksums"]["given"] == 0
+
+
+def test_of_many_damaged_blocks_so_many_are_kept_for_a_look(running: Host) -> None:
+    inos = [put(running.store, ROOT_INODE, b"%d" % number, OLD) for number in range(4)]
+    running.stop()
+    settings = dataclasses.replace(running.settings, verify="open", quarantine_files_max=2)
+    store = running.start(settings=settings)
+    for ino in inos:
+        running.extent(ino).write_bytes(NEW)
+        assert store.compare(ino) is False
+    told = store.describe()["checksums"]
+    assert (told["wrong"], told["quarantined_blocks"]) == (4, 2)

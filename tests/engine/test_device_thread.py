@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.storage.device_thread import DeviceThread
+from kvfs.storage.device_thread import DeviceThread, DriveThreads
 from tests.support.store.fake_loop import FakeLoop
 
 WAIT_S: Final = 60.0
@@ -293,3 +293,32 @@ def test_what_waits_when_it_is_abandoned_is_never_done(serving: Bench) -> None:
     serving.may_go_on.set()
     assert not reached.wait(1.0)
     assert serving.log == []
+
+
+def threads_named(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_what_is_gathered_is_handed_over_when_it_is_much() -> None:
+    """The tick, which hands over the rest, may be a while away."""
+    thread = DeviceThread("kvfs-gathering", lambda: None, gathers=True)
+    thread.begin_serving(FakeLoop())
+    for _ in range(15):
+        thread.submit(lambda: None)
+    assert threads_named("kvfs-gathering") == 0
+    thread.submit(lambda: None)
+    assert threads_named("kvfs-gathering") == 1
+    thread.end_serving()
+
+
+def test_so_many_threads_fetch_what_requests_lack() -> None:
+    """All of them may be stuck, with a device that says nothing."""
+    before = threads_named("kvfs-asks")
+    threads = DriveThreads(lambda: None, io_threads=1)
+    threads.asks.begin_serving(FakeLoop())
+    may_go_on = threading.Event()
+    for _ in range(20):
+        threads.asks.submit(lambda: may_go_on.wait(WAIT_S))
+    assert threads_named("kvfs-asks") - before == 8
+    may_go_on.set()
+    threads.asks.end_serving()

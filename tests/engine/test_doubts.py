@@ -16,6 +16,7 @@ from kvfs.machine.process_ends import Fate
 from kvfs.machine.processes import NOBODY, Maker, Question
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.store.driven import Opened
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import FILE, Host, assert_exact, get, host, settle, write
 
 WRITER: Final = Maker(100, 1)
@@ -216,4 +217,36 @@ def test_another_writer_may_still_come_and_finish(
     close(running, again, Fate.LIVES, 100)
     running.store.tick()
     assert state(running) is None, "the first close is as unknown as before"
+    assert_exact(running)
+
+
+def test_of_too_many_doubts_the_oldest_is_torn(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_limit(monkeypatch, "doubts", 3)
+    for name in (b"0", b"1", b"2", b"3"):
+        close(running, draft(running, name), Fate.UNKNOWN, 100)
+    assert [state(running, name) for name in (b"0", b"1", b"2", b"3")] == [None, *3 * [State.DRAFT]]
+    assert running.store.doubts() == 3
+    assert_exact(running)
+
+
+def test_of_many_processes_a_few_at_a_time_are_asked_for(
+    running: Host, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a thread, and a process may hang in its end."""
+    asked: list[Question] = []
+
+    def ask(*_: object) -> Question:
+        asked.append(Question(None))
+        return asked[-1]
+
+    monkeypatch.setattr("kvfs.machine.processes.Processes.ask", ask)
+    for number in range(20):
+        close(running, draft(running, b"%d" % number), Fate.UNKNOWN, 100)
+    running.store.tick()
+    assert len(asked) == 8
+    clock.now_s += 60
+    running.store.tick()
+    settle(running.store)
     assert_exact(running)

@@ -12,6 +12,7 @@ from kvfs.core.types import PAGE_BYTES, ROOT_INODE, InodeNo
 from tests.support.clients.stepping import until
 from tests.support.devices.power_cuts.power import Cut, Drive, drive, write_back
 from tests.support.store.driven import Driven
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import DIRECTORY, FILE, allocate, get, put, settle, tree, write
 
 pytestmark = [pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
@@ -277,3 +278,20 @@ def test_a_pass_that_is_off_marks_at_the_stop_alone(powered: Drive) -> None:
     powered.stop()
     store = powered.start()
     assert store.identity(ino) is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("blocks of a batch", 10), ("bytes of a batch", 50_000)]
+)
+def test_many_blocks_are_made_durable_in_batches(
+    powered: Drive, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    """A batch holds descriptors, and its bytes take the device a while."""
+    set_limit(monkeypatch, limit, most)
+    store = powered.store
+    before = store.describe()["durability"]["flushes"]
+    for number in range(100):
+        put(store, ROOT_INODE, b"%d" % number, b"x" * 5000)
+    goal = store.goal()
+    tick_until(store, lambda: store.reached(goal), "they are durable")
+    assert store.describe()["durability"]["flushes"] - before >= 10

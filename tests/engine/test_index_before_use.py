@@ -198,3 +198,12 @@ def test_a_kill_leaves_an_index(large: tuple[Host, dict[bytes, bytes]], number: 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, "it was done before"
     assert_sound(running, expected)
     assert index_bytes(running) < 6 * MIB
+
+
+def test_what_would_take_long_to_copy_is_not_copied(
+    large: tuple[Host, dict[bytes, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, expected = large
+    monkeypatch.setattr(index_before_use, "_COPIED_MOST_BYTES", 1000)
+    assert_sound(running, expected)
+    assert index_bytes(running) > 20 * MIB

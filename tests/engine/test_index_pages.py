@@ -3,6 +3,7 @@
 import os
 import random
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvfs.core.errors import IndexDamaged
 from kvfs.core.inode_rules import blank_record
 from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.engine.recovery import index_before_use
 from kvfs.engine.recovery.index_before_use import (
     ALL_ROWS,
     WHOLE_LOOK_MOST_BYTES,
@@ -19,7 +21,7 @@ from kvfs.engine.recovery.index_before_use import (
 )
 from kvfs.storage.index import Index
 from kvfs.storage.index_pages import refuse_broken_pages
-from kvfs.storage.lmdb_file import check_data_file
+from kvfs.storage.lmdb_file import check_data_file, newest_trees
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
@@ -111,3 +113,62 @@ def test_a_start_refuses_it_in_one_line(path: Path) -> None:
         with pytest.raises(IndexDamaged, match="a broken page"):
             refuse_broken(str(path))
         os.pwrite(file.fileno(), before, middle)
+
+
+def some_node(fd: int, path: Path) -> int:
+    """Return where in the file the node of a leaf is that lies first in its page."""
+    *_, (_, rows) = newest_trees(str(path))
+    page = rows.root
+    for below in range(rows.depth - 1, -1, -1):
+        raw = os.pread(fd, PAGE_BYTES, page * PAGE_BYTES)
+        lower = int.from_bytes(raw[12:14], "little")
+        at = min(struct.unpack_from(f"<{(lower - 16) // 2}H", raw, 16))
+        if below:
+            page = int.from_bytes(raw[at : at + 4], "little")
+    return page * PAGE_BYTES + at
+
+
+def test_a_key_that_is_longer_than_any_is_found(path: Path) -> None:
+    """The node would still end within its page."""
+    with (path / "data.mdb").open("r+b", buffering=0) as file:
+        at = some_node(file.fileno(), path) + 6
+        before = os.pread(file.fileno(), 2, at)
+        os.pwrite(file.fileno(), (512).to_bytes(2, "little"), at)
+        with pytest.raises(IndexDamaged, match="the length of a key"):
+            refuse_broken_pages(str(path))
+        os.pwrite(file.fileno(), before, at)
+    refuse_broken_pages(str(path))
+
+
+def test_only_of_a_small_index_each_row_is_looked_at(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_before_use, "verify_data_file", lambda _: ["looked at"])
+    refuse_broken(str(path))
+    monkeypatch.setattr(index_before_use, "WHOLE_LOOK_MOST_BYTES", 1 << 40)
+    with pytest.raises(IndexDamaged, match="looked at"):
+        refuse_broken(str(path))
+
+
+def test_of_a_very_large_index_not_even_the_pages_are_looked_at(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(_path: str) -> None:
+        raise IndexDamaged("looked at")
+
+    monkeypatch.setattr(index_before_use, "refuse_broken_pages", look)
+    with pytest.raises(IndexDamaged, match="looked at"):
+        refuse_broken(str(path))
+    monkeypatch.setattr(index_before_use, "BOUNDS_LOOK_MOST_BYTES", MIB)
+    refuse_broken(str(path))
+
+
+def test_what_a_reader_says_is_cut() -> None:
+    """More than a pipe holds would have both wait for ever."""
+
+    def fail() -> None:
+        raise IndexDamaged("x" * 10_000)
+
+    with pytest.raises(IndexDamaged) as said:
+        read_apart(fail)
+    assert str(said.value) == "x" * 4096

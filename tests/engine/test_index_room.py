@@ -10,7 +10,7 @@ import pytest
 
 from kvfs.core.directory_policy import PIN
 from kvfs.core.errors import DeadInode, NoSpace
-from kvfs.core.index_room import IndexRoom
+from kvfs.core.index_room import IndexRoom, mapped_bytes
 from kvfs.core.records import child_key, inode_key, name_key, xattr_key
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.driven_faults import set_limit
@@ -251,3 +251,25 @@ def test_only_growth_is_refused() -> None:
         large.note_commit()
     with pytest.raises(NoSpace):
         large.require(added)
+
+
+@pytest.mark.parametrize(
+    ("left_bytes", "commits"), [(MAP_BYTES // 2, 64), (10 * (128 << 10), 10), (-1, 1)]
+)
+def test_lmdb_is_asked_before_commits_can_use_up_what_is_left(
+    left_bytes: int, commits: int
+) -> None:
+    looks: list[int] = []
+    rows_bytes = MAP_BYTES - 4 * MIB - left_bytes
+    room = IndexRoom(MAP_BYTES, lambda: looks.append(1) or rows_bytes)
+    looks.clear()
+    for _ in range(commits - 1):
+        room.note_commit()
+    assert looks == []
+    room.note_commit()
+    assert looks == [1]
+
+
+def test_of_a_small_map_deletes_need_a_part() -> None:
+    assert mapped_bytes(64 * MIB, 100 * MIB) == 104 * MIB
+    assert mapped_bytes(MIB, 100 * MIB) == 100 * MIB + MIB // 4

@@ -101,6 +101,7 @@ def test_a_record_kept_parsed_is_what_the_index_says(path: Path) -> None:
         for number in range(RECORDS_MAX + 10):
             with index.write(lasting=False) as txn:
                 txn.put_inode(InodeNo(100 + number), record(b"%d" % number))
+        assert len(index.records) <= RECORDS_MAX
         assert index.inode(InodeNo(100)) == record(b"0")
 
 

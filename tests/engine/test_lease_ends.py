@@ -11,7 +11,9 @@ from kvfs.core.errors import NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import NOBODY, SERVER, Maker
+from kvfs.storage.background import Background
 from tests.support.devices.failing_syscalls import FailingSyscalls
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import FILE, Host, allocate, assert_exact, get, host, settle, write
 
 PAGE: Final = b"x" * 4096
@@ -193,3 +195,18 @@ def test_thousands_of_leases_end_in_turn(running: Host) -> None:
         end_leases(running)
     assert store.describe()["blocks"] == count // 2
     assert unproven(running) == count // 2
+
+
+def test_the_thread_has_so_many_to_look_at_and_no_more(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is looked at after the other; the rest wait where they cost nothing."""
+    set_limit(monkeypatch, "leases that are looked at", 2)
+    for name in (b"0", b"1", b"2", b"3", b"4"):
+        leave(running, 0, name=name)
+    settle(running.store)
+    looks: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Background, "submit_long", lambda _, job: looks.append(job))
+        running.store.end_leases(LATER_S)
+    assert len(looks) == 2

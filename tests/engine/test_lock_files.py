@@ -1,5 +1,6 @@
 """An empty file is one file for all that open it with O_TRUNC, and no block of two writers."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from kvfs.core.errors import DeadInode, NotFound
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.machine.file_holders import DESCRIPTORS_MAX, holders
+from kvfs.machine.file_holders import DESCRIPTORS_MAX, Holders, holders
 from kvfs.machine.processes import Maker
 from tests.support.store.driven import Opened
 from tests.support.store.driven_faults import stand_in
@@ -193,6 +194,31 @@ def test_the_bound_on_descriptors_holds(tmp_path: Path) -> None:
         assert holders(own, [os.getpid()]) == (frozenset({os.getpid()}), False)
         assert holders(own, [os.getpid()] * 100).tgids == {os.getpid()}
         assert holders(own, [0]) == (frozenset(), False)
+        with (tmp_path / "beyond").open("w") as file:
+            fds.append(fcntl.fcntl(file.fileno(), fcntl.F_DUPFD, max(fds) + 1))
+            beyond = os.fstat(file.fileno()).st_ino
+        assert holders(beyond, [os.getpid()]).tgids == frozenset(), "it looks no further"
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def test_a_tick_looks_for_the_locks_of_a_few_files(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look reads what processes have open."""
+    store, looked = running.store, list[InodeNo]()
+
+    def look(ino: InodeNo, _tgids: object) -> Holders:
+        looked.append(ino)
+        return holders(ino, ())
+
+    pairs = [
+        (first := create(running, b"%d" % number), truncate(running, first.ino))
+        for number in range(10)
+    ]
+    stand_in(monkeypatch, "a lock is looked for", look)
+    store.tick()
+    assert len(looked) == 4
+    for pair in pairs:
+        close(running, *pair)

@@ -1,5 +1,6 @@
 """Names: made, moved, listed and removed, on a pool in memory and without a kernel mount."""
 
+import contextlib
 import os
 
 import pytest
@@ -9,6 +10,7 @@ from kvfs.core.errors import (
     Exists,
     InvalidRequest,
     IsADirectory,
+    NameTooLong,
     NotADirectory,
     NotEmpty,
     NotFound,
@@ -146,3 +148,13 @@ def test_a_listing_stays_right_while_names_go(running: Host) -> None:
     assert [ino for ino, _ in half] == inos[5:]
     left = running.store.children(ROOT_INODE, inos[4])
     assert [name for _, name in left] == [b"5", b"7", b"9"]
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["longest", "too long"])
+def test_what_is_longer_than_linux_knows_is_refused(running: Host, more: int) -> None:
+    """A target has no room for its end in a page; the name of an attribute is one byte long."""
+    store = running.store
+    with pytest.raises(NameTooLong) if more else contextlib.nullcontext():
+        store.make_node(ROOT_INODE, b"l", SYMLINK, 0, 0, b"t" * (4095 + more))
+    with pytest.raises(InvalidRequest) if more else contextlib.nullcontext():
+        store.set_xattr(ROOT_INODE, b"user." + b"n" * (250 + more), b"value")

@@ -10,6 +10,7 @@ from kvfs.core.index_room import NodeShares, bound_bytes, names_too_many, unevic
 from kvfs.core.inode_rules import blank_record
 from kvfs.core.records import Counters
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import (
     DIRECTORY,
     FIFO,
@@ -234,3 +235,18 @@ def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(running: Hos
     assert store.lookup(ROOT_INODE, b"%d" % (most + 199))
     with pytest.raises(NotFound):
         store.lookup(ROOT_INODE, b"0")
+
+
+def test_many_names_go_by_several_plans(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is a list in memory, however many names are too many."""
+    set_limit(monkeypatch, "names of a plan", 16)
+    store, plans = running.store, list[object]()
+    most = 8 * MIB // 1574
+    for number in range(most + 100):
+        put(store, ROOT_INODE, b"tmp", b"")
+        store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"%d" % number, replace=True)
+    store.note_calls(monkeypatch, "plan of empty names", plans.append)
+    store.bound_space(16 * MIB, 16 * MIB - 1)
+    store.evict_names()
+    assert store.counters.blocks == most
+    assert len(plans) >= 100 // 16

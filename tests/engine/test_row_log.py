@@ -183,3 +183,18 @@ def test_a_log_that_several_servers_wrote_is_copied_when_it_is_long(
         assert lengths[-1] < 2 * max(lengths)
         assert len(tree(store)) == 240
         assert len(list((running.path / "log").glob("r*"))) < 12
+
+
+def test_of_too_many_rows_that_wait_for_the_device_none_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_limit(monkeypatch, "rows not logged", 10_000)
+    with logged() as running:
+        store = running.store
+        store.log_index()
+        for number in range(100):
+            put(store, ROOT_INODE, b"%d" % number, b"x")
+        store.commit()
+        store.tick()
+        assert store.describe()["index_log"]["failures"] == 1
+        running.kill()

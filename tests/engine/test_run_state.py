@@ -2,8 +2,10 @@
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +107,22 @@ def test_numbers_that_the_index_knows_are_given_out_by_nobody(running: Host) -> 
     running.start()
     put(running.store, ROOT_INODE, b"b", b"y")
     assert tree(running.store) == {b"/a": b"x" * 5000, b"/b": b"y"}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, RunState("boot", clean=True)),
+        ({"age_base_ns": -(1 << 61)}, RunState("boot", clean=True, age_base_ns=-(1 << 61))),
+        ({"age_base_ns": 1 << 62}, RunState("boot", clean=True)),
+        ({"index": "/" + "i" * 4096}, RunState("", clean=False)),
+    ],
+    ids=["plain", "age", "impossible age", "longer than anybody writes"],
+)
+def test_what_nobody_writes_into_run_is_not_believed(
+    tmp_path: Path, said: dict[str, object], expected: RunState
+) -> None:
+    (tmp_path / "RUN").write_text(json.dumps({"boot_id": "boot", "clean": True, **said}))
+    pool_fd = os.open(tmp_path, os.O_RDONLY)
+    assert read_run_state(pool_fd, Syscalls()) == expected
+    os.close(pool_fd)

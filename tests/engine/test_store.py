@@ -1,5 +1,6 @@
 """The store's promises, one by one, on a pool in memory and without a kernel mount."""
 
+import dataclasses
 import os
 import stat
 import struct
@@ -375,3 +376,31 @@ def test_a_change_that_cannot_be_packed_changes_nothing_and_ends(running: Host) 
     assert store.counters == before
     with store.count_anew(before):
         pass
+
+
+def test_the_sizes_of_so_many_directories_are_remembered(running: Host) -> None:
+    """Who is forgotten gets no reserve, as one that never stored anything."""
+    running.stop()
+    settings = dataclasses.replace(running.settings, demand_directories_max=2)
+    store = running.start(settings=settings)
+    parents = [make_directory(running, name) for name in (b"a", b"b", b"c")]
+    for number, parent in enumerate(parents, 1):
+        put(store, parent, b"K", b"x" * (number * MIB))
+    drafts = [store.create(parent, b"L", FILE, 0, 0)[0] for parent in parents]
+    assert [opened.allocated_bytes for opened in drafts] == [0, 2 * MIB, 3 * MIB]
+    for opened in drafts:
+        store.close(opened, writer=True)
+
+
+def test_so_many_extents_wait_to_be_unlinked(running: Host) -> None:
+    running.stop()
+    settings = dataclasses.replace(running.settings, unlink_queue_max=3)
+    store = running.start(settings=settings)
+    inos = [put(store, ROOT_INODE, b"%d" % number, b"x") for number in range(20)]
+    settle(store)
+    for number in range(20):
+        store.unlink(ROOT_INODE, b"%d" % number)
+    store.erase_removed()
+    assert sum(running.extent(ino).exists() for ino in inos) <= 3
+    settle(store)
+    assert_exact(running)

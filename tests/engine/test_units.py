@@ -15,6 +15,7 @@ from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.units import NAMES_MAX
 from tests.support.store.driven import Driven
 from tests.support.store.stores import (
+    DIRECTORY,
     FILE,
     MIB,
     Host,
@@ -22,6 +23,7 @@ from tests.support.store.stores import (
     assert_exact,
     host,
     make_directory,
+    put,
     write,
 )
 
@@ -280,3 +282,25 @@ def test_the_slab_of_a_living_process_keeps_nothing_beside_it(running: Host) -> 
     small = store_block(store, b"config", 100, directory)
     assert store.evict_by_command([small], open_too=True, reason=Reason.COMMAND)[0] == 1
     assert store.has_row(opened.ino)
+
+
+def test_of_many_units_the_files_of_some_are_counted(running: Host) -> None:
+    """Each may have a thousand, and a status is not to wait for all of them."""
+    store = running.store
+    for number in range(10):
+        root, _ = store.make_node(ROOT_INODE, b"%d" % number, DIRECTORY, 0, 0)
+        store.set_xattr(root, EVICT, b"together")
+        put(store, root, b"K", b"x")
+    told = store.describe()["together"]
+    assert (told["units"], told["files"]) == (10, 8)
+
+
+def test_where_many_files_lie_beside_a_slab_they_are_blocks_of_their_own(running: Host) -> None:
+    store = running.store
+    directory = make_directory(running, b"l2")
+    slab = leave_slab(running, directory, b"pool", MIB)
+    index = store_block(store, b".manifest.json", 100, directory)
+    for number in range(64):
+        store_block(store, b"%d" % number, 100, directory)
+    assert store.evict_by_command([index], open_too=True, reason=Reason.COMMAND)[0] == 1
+    assert store.has_row(slab)

@@ -20,6 +20,14 @@ from tests.support.store.inside import At
 #: Numbers inside the engine that a test makes small, or large.
 _LIMITS: Final = {
     "log that is copied": "kvfs.pool.durable.index_log._LOG_LEAST_BYTES",
+    "doubts": "kvfs.engine.blocks.closes._DOUBTS_MAX",
+    "leases that are looked at": "kvfs.engine.blocks.lease_ends._LOOKS_MAX",
+    "blocks of a batch": "kvfs.engine.durability.batch._BLOCKS_MAX",
+    "bytes of a batch": "kvfs.engine.durability.batch._BYTES_MAX",
+    "blocks known to be right": "kvfs.engine.durability.verifier._KNOWN_MAX",
+    "rows not logged": "kvfs.pool.pool.UNLOGGED_MOST_BYTES",
+    "rows of a sample": "kvfs.engine.eviction.space_figures._LOOKED_AT_MAX",
+    "names of a plan": "kvfs.engine.eviction.by_names_and_age._PLAN_MAX",
     "plan_blocks": "kvfs.engine.eviction.reclaim._PLAN_MAX",
     "plan_refused": "kvfs.engine.eviction.victims._REFUSED_MAX",
     "plan_inline_rows": "kvfs.engine.eviction.victims._INLINE_ROWS",
@@ -159,6 +167,7 @@ class Faults:
         owner, name = {
             "listing": (self.engine.pool.index, "children"),
             "search": (self.engine.reclaim, "search_anew"),
+            "plan of empty names": (self.engine.name_eviction._of_empty._victims, "replan"),
             "sync": (self.engine.durable_pass, "goal"),
             "durable": (self.engine.pool.extents, "make_durable"),
             "use": (self.engine.pool.rules.heat.policy, "used"),
