@@ -69,7 +69,7 @@ _CHANGING: Final = (Opcode.CREATE, Opcode.RENAME, Opcode.UNLINK, Opcode.SETATTR,
 Ready = Callable[[Device], None]
 #: pyfuse3's tasks. Each open or create that waits for space occupies one. None ends before the
 #: mount does: a task that ended while it holds the pump's lock would leave the others parked.
-_TASKS_MAX: Final = 256
+_TASKS: Final = 256
 
 
 def run(
@@ -263,7 +263,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 nursery.start_soon(serve_events, self.settings, events, self._group)
                 nursery.start_soon(serve_hints, self.settings, self.store, self._group)
                 nursery.start_soon(self._announce, ready, nursery)
-                await pyfuse3.main(min_tasks=_TASKS_MAX, max_tasks=_TASKS_MAX)
+                await pyfuse3.main(min_tasks=_TASKS, max_tasks=_TASKS)
                 self._ends = True
                 self._own.ended()
                 nursery.cancel_scope.cancel()

@@ -35,7 +35,7 @@ MOUNT_ATTR_NOSUID: Final = 0x02
 MOUNT_ATTR_NODEV: Final = 0x04
 MOUNT_ATTR_NOATIME: Final = 0x10
 MOUNT_ATTR_NODIRATIME: Final = 0x80
-_LOG_LINE_MAX_BYTES: Final = 4096
+_LOG_LINE_BYTES: Final = 4096
 
 LIBC.syscall.restype = ctypes.c_long
 
@@ -134,6 +134,6 @@ def _reason(context_fd: int, error: OSError) -> str:
     """Return the last line of the context's log ("e xfs: ..."), else the text of errno."""
     reason = error.strerror or "unknown error"
     with contextlib.suppress(OSError):  # ENODATA: the log has no more lines
-        while line := os.read(context_fd, _LOG_LINE_MAX_BYTES):
+        while line := os.read(context_fd, _LOG_LINE_BYTES):
             reason = line.decode(errors="backslashreplace").strip()[2:]
     return reason

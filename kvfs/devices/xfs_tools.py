@@ -90,7 +90,7 @@ def last_line(text: str) -> str:
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC: Final = 0x4000
 _MS_SLAVE: Final = 0x80000
-_REASON_MAX_BYTES: Final = 256
+_REASON_BYTES: Final = 256
 
 _log: Final = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def without_fuse(program: str) -> Iterator[Callable[[], None] | None]:
         yield leave
     finally:
         with contextlib.suppress(BlockingIOError):  # the child writes only if something failed
-            refusal = os.read(reading, _REASON_MAX_BYTES).decode()
+            refusal = os.read(reading, _REASON_BYTES).decode()
             _log.warning(
                 "%s gets no mount namespace of its own (%s): it looks at every mount of this "
                 "machine, and hangs where a FUSE server does",

@@ -19,7 +19,7 @@ from kvfs import __version__
 
 #: Most files in one message, and so most that are held: SCM_MAX_FD in linux/net/scm.h is 253.
 FILES_MAX: Final = 250
-_MESSAGE_MAX_BYTES: Final = 16 << 10
+_MESSAGE_BYTES: Final = 16 << 10
 #: Most characters of an error message; each takes at most 12 bytes of JSON.
 LINE_MAX: Final = 1000
 #: The supervisor answers at once; one that does not is stopped or gone.
@@ -57,9 +57,7 @@ def receive(end: socket.socket) -> Message | None:
     Raises BlockingIOError.
     """
     try:
-        packet, fds, _, _ = socket.recv_fds(
-            end, _MESSAGE_MAX_BYTES, FILES_MAX, socket.MSG_CMSG_CLOEXEC
-        )
+        packet, fds, _, _ = socket.recv_fds(end, _MESSAGE_BYTES, FILES_MAX, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ECONNRESET, errno.EPIPE):
             return None

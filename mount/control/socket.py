@@ -49,7 +49,7 @@ _FOR_GUESTS: Final = frozenset({"status"})
 #: Length of the queue of connections. If the server hangs, or was killed and is held up by the
 #: kernel, every client leaves one in it. Once it is full, nobody can find out who listens
 #: (``peer_pid``). So it is as long as the kernel permits (somaxconn).
-_WAITING_MAX: Final = 1 << 16
+_QUEUE_LENGTH: Final = 1 << 16
 #: A client that sends nothing, or does not read its reply, is disconnected.
 IDLE_MAX_S: Final = 30.0
 _REFUSED_S: Final = 1.0
@@ -154,7 +154,7 @@ def listen(path: str, mode: int = 0o600, group: int | None = None) -> socket.soc
             if group is not None:
                 os.chown(path, -1, group)
             os.chmod(path, mode)
-            listening.listen(_WAITING_MAX)
+            listening.listen(_QUEUE_LENGTH)
     except OSError as error:
         listening.close()
         raise ServeFailed(f"socket {path}: {error.strerror or error}") from error

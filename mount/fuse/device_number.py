@@ -27,7 +27,7 @@ _log: Final = logging.getLogger(__name__)
 
 #: include/linux/kdev_t.h, MINORBITS.
 _MINOR_MAX: Final = (1 << 20) - 1
-_FILE_MAX_BYTES: Final = 16
+_FILE_BYTES: Final = 16
 
 #: A file system that is empty, in memory, and part of every kernel (fs/ramfs).
 _FILLER: Final = "ramfs"
@@ -122,7 +122,7 @@ def remembered(pool_fd: int) -> int | None:
     except OSError:
         return None
     try:
-        minor = int(os.read(fd, _FILE_MAX_BYTES))
+        minor = int(os.read(fd, _FILE_BYTES))
     except (OSError, ValueError):
         return None
     finally:

@@ -28,7 +28,7 @@ _FUSE: Final = "fuse"
 _ABORT: Final = "abort"
 #: Our own: it holds the figures, and no server is given it.
 _COUNTS: Final = "counts"
-_COUNTS_MAX_BYTES: Final = 4096
+_COUNTS_BYTES: Final = 4096
 
 
 class Systemd:
@@ -134,7 +134,7 @@ class Holdings:
             self._counts_fd = os.memfd_create("kvfs-counts", os.MFD_CLOEXEC)
             systemd.store(_COUNTS, self._counts_fd)
         with contextlib.suppress(ValueError):  # it is empty, or half of it was written
-            self.counts.update(json.loads(os.pread(self._counts_fd, _COUNTS_MAX_BYTES, 0)))
+            self.counts.update(json.loads(os.pread(self._counts_fd, _COUNTS_BYTES, 0)))
 
     @property
     def can_go_on(self) -> bool:
