@@ -216,8 +216,12 @@ def test_names_that_take_a_quarter_are_too_many() -> None:
     assert names_too_many(Counters(blocks=most + 7), CAPACITY_BYTES) == 7
 
 
-def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(running: Host) -> None:
-    store = running.store
+def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By several plans: one is a list in memory, however many names are too many."""
+    set_limit(monkeypatch, "names of a plan", 16)
+    store, plans = running.store, list[object]()
     put(store, ROOT_INODE, b"full", b"x" * 100)
     most = 8 * MIB // 1574
     for number in range(most + 200):
@@ -228,25 +232,12 @@ def test_empty_blocks_go_where_the_device_is_short_and_nowhere_else(running: Hos
     store.evict_names()
     assert store.counters.blocks == most + 201
     store.bound_space(capacity_bytes, capacity_bytes - 1)
+    store.note_calls(monkeypatch, "plan of empty names", plans.append)
     for _ in range(3):
         store.evict_names()
+    assert len(plans) >= 200 // 16
     assert store.counters.blocks == most
     assert store.lookup(ROOT_INODE, b"full")
     assert store.lookup(ROOT_INODE, b"%d" % (most + 199))
     with pytest.raises(NotFound):
         store.lookup(ROOT_INODE, b"0")
-
-
-def test_many_names_go_by_several_plans(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is a list in memory, however many names are too many."""
-    set_limit(monkeypatch, "names of a plan", 16)
-    store, plans = running.store, list[object]()
-    most = 8 * MIB // 1574
-    for number in range(most + 100):
-        put(store, ROOT_INODE, b"tmp", b"")
-        store.rename(ROOT_INODE, b"tmp", ROOT_INODE, b"%d" % number, replace=True)
-    store.note_calls(monkeypatch, "plan of empty names", plans.append)
-    store.bound_space(16 * MIB, 16 * MIB - 1)
-    store.evict_names()
-    assert store.counters.blocks == most
-    assert len(plans) >= 100 // 16

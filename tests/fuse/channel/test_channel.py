@@ -19,6 +19,7 @@ from mount.fuse.wire import (
     INIT_OUT_BYTES,
     OPEN_OUT,
     OUT_HEADER_BYTES,
+    READ_IN,
     UNANSWERED,
     Grant,
     Opcode,
@@ -297,3 +298,14 @@ async def test_libfuse_gone_is_an_error_of_the_call(
         assert "not handled" in caplog.text
     finally:
         os.dup2(wires.kernel.fileno(), theirs)  # for the fixture to close
+
+
+async def test_libfuse_is_asked_for_no_longer_listing_than_its_socket_takes(wires: Wires) -> None:
+    """It drops a reply that the socket refuses, and the kernel would wait for ever."""
+    for size_bytes, asked_bytes in ((4096, 4096), (1 << 20, 64 << 10)):
+        body = READ_IN.pack(9, 0, size_bytes, 0, 0, 0, 0)
+        wires.kernel.send(request(Opcode.READDIR, 2, body))
+        passed = await wires.pump()
+        assert READ_IN.unpack_from(passed, IN_HEADER_BYTES)[2] == asked_bytes
+        wires.libfuse.send(data_reply(2, b""))
+        await wires.drain()

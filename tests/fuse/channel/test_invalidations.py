@@ -300,3 +300,25 @@ def test_who_was_killed_is_known_by_its_state() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert not was_killed(child)
+
+
+def test_what_the_kernel_is_to_be_told_waits_in_a_bounded_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that is dropped waits for its directory's lock; what is skipped costs a look-up."""
+    monkeypatch.setattr("mount.fuse.kernel._BACKLOG_MAX", 2)
+    may_go_on, begun = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        may_go_on.wait(_WAIT_S)
+
+    monkeypatch.setattr("mount.fuse.kernel.notify_inval_entry", hang)
+    invalidations = Invalidations(-1)
+    invalidations.entry_vanished(InodeNo(1), b"K")
+    assert begun.wait(_WAIT_S)
+    for ino in range(20):
+        invalidations.inode_vanished(InodeNo(100 + ino), InodeNo(1))
+    assert (invalidations.backlog, invalidations.skipped) == (2, 18)
+    may_go_on.set()
+    invalidations.stop()

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from kvfs.client.control_socket import ask
 from kvfs.core.errors import PathMissing, SyncedTooLittle, UsageError
+from kvfs.core.mount_name import name_of, socket_path
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.mounts.places import blank_place, small_mount
 
@@ -137,3 +139,14 @@ def test_names_that_wait_are_no_blocks(mounted: Mounted) -> None:
     assert failed.returncode == SyncedTooLittle.exit_code
     assert failed.stderr == "kvfs: the names are not durable after 0 s\n"
     assert sync(mounted.path)["left_blocks"] == 0
+
+
+def asked(mounted: Mounted, verb: str, **args: object) -> dict[str, Any]:
+    return ask(socket_path(name_of(str(mounted.path))), verb, args)
+
+
+def test_of_many_waits_the_oldest_is_forgotten(mounted: Mounted) -> None:
+    """Its client asks for a new one."""
+    waits = [asked(mounted, "sync")["wait"] for _ in range(65)]
+    assert asked(mounted, "synced", wait=waits[0]) == {"gone": True}
+    assert "gone" not in asked(mounted, "synced", wait=waits[1])

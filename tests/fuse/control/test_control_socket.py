@@ -23,7 +23,7 @@ from kvfs.core.errors import (
     SourceBusy,
     UsageError,
 )
-from mount.control.socket import CONNECTIONS_MAX, listen, serve_control
+from mount.control.socket import CONNECTIONS_MAX, group_id, listen, peer_of, serve_control
 from tests.support.mounts.mounting import workplace
 
 NOBODY = 65534
@@ -170,10 +170,11 @@ async def test_connections_are_bounded_and_come_back(path: str) -> None:
 async def test_a_silent_client_is_dropped(
     path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    stream = await trio.open_unix_socket(path)
+    stream, began_s = await trio.open_unix_socket(path), trio.current_time()
     async with stream:
         await stream.send_all(b'{"v": 1')
         assert await stream.receive_some() == b""
+    assert 29 < trio.current_time() - began_s < 60
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -305,3 +306,40 @@ def test_who_listens_is_known_however_many_have_asked_in_vain(tmp_path: Path) ->
     path = str(tmp_path / "run" / "kv.sock")
     with contextlib.closing(listen(path)):
         assert {peer_pid(path) for _ in range(100)} == {os.getpid()}
+
+
+async def test_members_of_the_group_keep_root_not_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here all are taken for members, until root comes."""
+    path, is_root = str(tmp_path / "kv.sock"), False
+    monkeypatch.setattr("mount.control.socket._is_owner", lambda _: is_root)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_control, path, VERBS, os.getgid())
+        held = [await trio.open_unix_socket(path) for _ in range(CONNECTIONS_MAX // 2)]
+        for stream in held:
+            await stream.send_all(b'{"v": 1, "do": "status"}\n')
+            assert b'"ok":true' in await stream.receive_some()
+        with pytest.raises(ServeFailed, match=r"hung up|reset|Broken pipe"):
+            await asked(path, "status")
+        is_root = True
+        assert (await asked(path, "status"))["server_pid"] == os.getpid()
+        for stream in held:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_groups_of_a_process_are_known() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        async with stream:
+            pid, uid, groups = peer_of(stream)
+    assert (pid, uid) == (os.getpid(), os.getuid())
+    assert groups == {os.getgid(), *os.getgroups()}
+
+
+def test_a_group_may_be_given_by_its_number() -> None:
+    assert group_id(str((1 << 32) - 2)) == (1 << 32) - 2
+    with pytest.raises(UsageError, match="there is no group '4294967295'"):
+        group_id(str((1 << 32) - 1))  # which means none to chown(2)

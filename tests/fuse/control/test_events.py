@@ -6,12 +6,13 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.core.errors import NotMounted, NotRoot, UsageError
 from kvfs.core.mount_name import events_path
@@ -19,7 +20,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import NAME_MAX_BYTES, PATH_MAX_BYTES, ROOT_INODE, InodeNo
 from kvfs.pool.figures.events import WAITING_MAX_BYTES, Events, Kind
 from kvfs.storage.index import Index
-from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast
+from mount.control.events import BACKLOG_MAX_BYTES, LISTENERS_MAX, Broadcast, serve_events
 from mount.control.socket import listen, serve_connections
 from tests.fuse.conftest import NOBODY
 from tests.support.clients.callers import Caller
@@ -378,3 +379,64 @@ async def test_nothing_is_noted_once_the_last_client_has_gone(
             await trio.lowlevel.checkpoint()
 
     await with_broadcast(path, events, use)
+
+
+@pytest.fixture
+async def follower(
+    events: Events,
+) -> AsyncIterator[tuple[trio.SocketStream, trio.Event]]:
+    """A client of the events, and what says that it was cut off."""
+    broadcast, cut_off = Broadcast(Settings(mountpoint="/kv", name="kv"), events), trio.Event()
+    ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
+
+    async def serve() -> None:
+        await broadcast.follow(ours)
+        cut_off.set()
+
+    async with ours, theirs, trio.open_nursery() as nursery:
+        nursery.start_soon(broadcast.run)
+        nursery.start_soon(serve)
+        await trio.testing.wait_all_tasks_blocked()
+        yield theirs, cut_off
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_nothing_happens_a_line_says_so(
+    follower: tuple[trio.SocketStream, trio.Event], autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, _ = follower
+    began_s = trio.current_time()
+    told = [*await read_until(stream, b"\n"), *await read_until(stream, b"\n")]
+    assert [one["event"] for one in told] == ["hello", "quiet"]
+    assert 29 < trio.current_time() - began_s < 40
+
+
+async def test_who_takes_nothing_is_cut_off(
+    follower: tuple[trio.SocketStream, trio.Event],
+    events: Events,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    _, cut_off = follower
+    began_s = trio.current_time()
+    for number in range(1 << 14):
+        note(events, number)
+    await cut_off.wait()
+    assert 59 < trio.current_time() - began_s < 120
+
+
+async def test_so_many_listen_at_once(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest ends for the next one."""
+    path = str(tmp_path / "kv.events")
+    monkeypatch.setattr("mount.control.events.events_path", lambda _: path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_events, Settings(mountpoint="/kv", name="kv"), events, None)
+        await trio.testing.wait_all_tasks_blocked()
+        opened = [await trio.open_unix_socket(path) for _ in range(LISTENERS_MAX + 1)]
+        with trio.fail_after(PATIENCE_S):
+            told = b"".join([part async for part in opened[0]])
+        assert [json.loads(line)["event"] for line in told.splitlines()] == ["hello"]
+        for stream in opened:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()

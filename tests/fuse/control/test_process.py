@@ -304,3 +304,11 @@ def test_what_exists_at_the_start_is_out_of_the_collectors_sight() -> None:
     )
     assert int(frozen) > 1000
     assert int(threshold) > gc.get_threshold()[0]
+
+
+def test_a_long_line_is_cut_to_what_the_socket_takes(listening: socket.socket) -> None:
+    handler = SyslogHandler("kv", listening.getsockname())
+    handler.handle(record_of(logging.INFO, "x" * 1_000_000))
+    handler.close()
+    listening.setblocking(False)
+    assert len(listening.recv(1 << 20)) == 32 << 10

@@ -3,6 +3,7 @@
 import functools
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
@@ -14,8 +15,15 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvfs.core.settings import Settings
+from mount.control.metrics import scrapes
 from mount.control.metrics.exposition import KEPT_S, Exposition
-from mount.control.metrics.scrapes import REQUEST_MAX_BYTES, SCRAPES_MAX, Scrapes, write_textfile
+from mount.control.metrics.scrapes import (
+    REQUEST_MAX_BYTES,
+    SCRAPES_MAX,
+    Scrapes,
+    serve_scrapes,
+    write_textfile,
+)
 from mount.control.socket import listen, serve_connections
 from mount.control.status import describe_lost
 from tests.support.clients.stepping import until
@@ -201,3 +209,38 @@ async def test_a_place_that_refuses_the_file_does_not_end_the_mount(
         textfile.parent.mkdir()
         await trio.to_thread.run_sync(wait, textfile.exists, "the file is written")
         nursery.cancel_scope.cancel()
+
+
+async def test_so_many_scrape_a_mount_at_once(
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "kv.metrics")
+    monkeypatch.setattr("mount.control.metrics.scrapes.metrics_path", lambda _: path)
+    monkeypatch.setattr("mount.control.metrics.scrapes.DEADLINE_S", 1e9)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_scrapes, Settings(), Exposition(asked.status), None)
+        await trio.testing.wait_all_tasks_blocked()
+        opened = [await trio.open_unix_socket(path) for _ in range(SCRAPES_MAX + 1)]
+        with trio.fail_after(PATIENCE_S):
+            assert await opened[0].receive_some() == b""
+        for stream in opened:
+            await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stop_does_not_wait_for_a_file_system_that_hangs(
+    tmp_path: Path,
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    may_go_on = threading.Event()
+    monkeypatch.setattr(scrapes._Textfile, "remove", lambda _: may_go_on.wait(PATIENCE_S))
+    settings = Settings(metrics_textfile=str(tmp_path / "kv.prom"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_textfile, settings, Exposition(asked.status))
+        await trio.testing.wait_all_tasks_blocked()
+        began_s = trio.current_time()
+        nursery.cancel_scope.cancel()
+    may_go_on.set()
+    assert trio.current_time() - began_s < 10

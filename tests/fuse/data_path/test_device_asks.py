@@ -8,11 +8,13 @@ from typing import Final
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.errors import DeviceSilent, NotAtHand
 from kvfs.core.types import NO_INODE, DriveNo, InodeNo
 from kvfs.storage.background import Background
+from mount.files import device_asks
 from mount.files.device_asks import DeviceAsks, Probe
 
 DEADLINE_S: Final = 0.3
@@ -292,3 +294,39 @@ async def test_no_thread_is_asked_behind_a_crowd_of_a_device_that_seems_silent(
     await ask()
     assert done == [how, how]
     os.close(file)
+
+
+async def test_of_many_loads_that_wait_for_a_silent_device_some_are_refused(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each occupies a task, of which others need some."""
+    monkeypatch.setattr(device_asks, "_WAITING_MAX", 2)
+    forever_s = 1e9
+    asks = DeviceAsks(desk.background, desk._aside, desk.probe, forever_s, forever_s)
+    desk.serve()
+    refused = answered = 0
+    some_are_left = trio.Event()
+
+    def request() -> None:
+        if not desk.brought:
+            raise desk.lacks()
+
+    async def load() -> None:
+        nonlocal refused, answered
+        try:
+            await asks.at_hand(request)
+            answered += 1
+        except DeviceSilent:
+            refused += 1
+            if refused == 4:
+                some_are_left.set()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(load)
+        await trio.testing.wait_all_tasks_blocked()
+        desk.probe.is_suspect = True
+        with trio.fail_after(60):
+            await some_are_left.wait()
+        desk.answer()
+    assert (refused, answered) == (4, 2)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from kvfs.core.types import ROOT_INODE
 from mount.fuse.wire import (
     ENTRY_OUT_BYTES,
     ENTRY_OUT_HEAD,
@@ -18,6 +19,7 @@ from mount.fuse.wire import (
     RELEASE_IN,
     Opcode,
 )
+from mount.requests.handle_lookups import ListedNames
 from tests.support.kernel.fake_kernel import FakeKernel, fake_kernel
 
 pytestmark = pytest.mark.needs_fuse
@@ -216,3 +218,10 @@ def test_a_child_that_moved_meanwhile_is_not_listed(asker: Asker, parent: int) -
         assert listed[:2] == [b".", b".."]
         assert name not in listed
         asker.close(parent, handle, Opcode.RELEASEDIR)
+
+
+def test_of_what_a_thread_was_shown_a_page_is_remembered() -> None:
+    shown: ListedNames[int] = ListedNames()
+    shown.remember(7, ROOT_INODE, {b"%d" % number: number for number in range(300)})
+    assert shown.find(7, ROOT_INODE, b"255") == 255
+    assert shown.find(7, ROOT_INODE, b"256") is None
