@@ -228,7 +228,8 @@ def complaint(answer: ServerAnswer) -> str:
 def _dead(mountpoint: str) -> str:
     why = ""
     with contextlib.suppress(OSError, ValueError), open(dead_path(mountpoint)) as file:
-        why = f": {printable(file.read(_WHY_MAX_CHARACTERS))}"
+        said = file.read(_WHY_MAX_CHARACTERS)
+        why = f": {printable(said)}"
     return f"the server of {mountpoint} is dead{why}; `kvfs umount {mountpoint}` clears the mount"
 
 

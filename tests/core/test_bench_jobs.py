@@ -108,3 +108,10 @@ def test_a_cold_load_reads_each_block_once() -> None:
 )
 def test_sizes_are_named_exactly(size_bytes: int, name: str) -> None:
     assert size_name(size_bytes) == name
+
+
+def test_a_data_set_of_small_blocks_has_so_many() -> None:
+    for job in all_jobs():
+        if job.kind is JobKind.STORE:
+            work = plan_work(job, Effort(data_bytes=1 << 50))
+            assert 1 <= work.blocks_per_thread * job.threads <= 4096

@@ -127,3 +127,5 @@ def test_a_wild_pair_stays_inside_the_picture() -> None:
     dots = [float(e.attrib["cx"]) for e in root if e.tag.endswith("circle")]
     assert dots
     assert all(x < width for x in dots)
+    scale = [e.text for e in root if e.get("text-anchor") == "middle"]
+    assert scale[-1] == "2.25", "and leaves the others their room"

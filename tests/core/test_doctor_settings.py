@@ -1,6 +1,7 @@
 """What `kvfs doctor` reads of connectors' settings, and of the NFS server's table."""
 
 import json
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,6 +15,7 @@ from kvfs.doctor.connector_settings import (
     with_given,
 )
 from kvfs.doctor.facts import ConnectorLimit, Export
+from kvfs.doctor.gather_connectors import limits_of_file
 
 GIB: Final = 1 << 30
 LMCACHE: Final = {"LMCACHE_LOCAL_DISK": "file:///kv/a", "LMCACHE_MAX_LOCAL_DISK_SIZE": "500"}
@@ -176,3 +178,11 @@ def test_exports_of_the_mount_and_below() -> None:
         Export("/kv", "10.0.0.0/24", frozenset({"rw", "sync", "fsid=7"})),
         Export("/kv/a b", "*", frozenset({"ro"})),
     )
+
+
+def test_of_a_settings_file_the_beginning_is_read(tmp_path: Path) -> None:
+    """What is longer than a MiB is something else."""
+    file = tmp_path / "lmcache.yaml"
+    for comments, limits in ((1000, 1), (1 << 20, 0)):
+        file.write_text("# comment\n" * (comments // 10 + 1) + YAML)
+        assert len(limits_of_file(str(file), "/kv")) == limits

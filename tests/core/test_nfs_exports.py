@@ -5,13 +5,16 @@ import os
 import re
 import shlex
 import stat
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvfs.client.nfs import ganesha_config
+from kvfs.client.nfs import ganesha, ganesha_config
+from kvfs.client.nfs.export import own_text
 from kvfs.client.nfs.ganesha import config_of
 from kvfs.client.nfs.ganesha_config import (
     FIT,
@@ -26,7 +29,7 @@ from kvfs.client.nfs.ganesha_config import (
     parse,
 )
 from kvfs.client.nfs.nfsd import export_line, options_of, own_fsid, parse_exports
-from kvfs.client.nfs.plan import CLIENT_OPTIONS, ExportPlan, client_of
+from kvfs.client.nfs.plan import CLIENT_OPTIONS, ExportPlan, client_of, marked
 from kvfs.client.nfs.squash import ALL, KINDS, NOBODY_ID, NONE, ROOT, Root, Squash, fitting
 from kvfs.core.errors import UsageError
 from tests.support.mounts.mounting import ROOT as PROJECT
@@ -219,6 +222,7 @@ def test_the_command_line_names_the_configuration(words: list[str], config: str)
     assert config_of(words) == config
 
 
+@example("0" * 28 + "ffff", frozenset())
 @given(st.uuids(), st.frozensets(st.integers(0, 65_535), max_size=9))
 def test_ids_are_a_pools_own_and_in_range(uuid: object, taken: frozenset[int]) -> None:
     export_id = export_id_of(str(uuid), taken)
@@ -241,3 +245,34 @@ def test_two_pools_have_ids_of_their_own() -> None:
 def test_its_defaults_are_those_that_its_manual_says() -> None:
     """ganesha-cache-config(8); tests/fuse/commands/test_export.py asks a real server."""
     assert ganesha_config.CacheSettings() == (50, 90)
+
+
+def test_of_a_configuration_so_much_is_read_and_the_rest_is_told(tmp_path: Path) -> None:
+    """Whoever may write it may make it as long as he likes."""
+    (tmp_path / "ganesha.conf").write_text("%include other.conf\n")
+    (tmp_path / "other.conf").write_text("# a comment\n" * 200_000)
+    found = ganesha.read_configuration(str(tmp_path / "ganesha.conf"))
+    assert found.unread == f"{tmp_path}/other.conf: too long"
+    assert len(found.text) < 2 << 20
+
+
+def test_the_look_at_a_server_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have a million files open; here this process stands for it."""
+    moments_s = itertools.count(0.0, 0.5)
+    name = os.path.basename(Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode())
+    monkeypatch.setattr(ganesha, "GANESHA", name)
+    monkeypatch.setattr(ganesha, "process_ids", lambda: [os.getpid()])
+    monkeypatch.setattr(ganesha, "time", SimpleNamespace(monotonic=lambda: next(moments_s)))
+    opened = [os.open("/", os.O_PATH) for _ in range(10)]
+    (server,) = ganesha._running("/kv")
+    assert server.unknown_files >= 7
+    for fd in opened:
+        os.close(fd)
+
+
+def test_of_a_file_of_ours_so_much_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kv.exports"
+    path.write_text(marked("x" * (1 << 20), "kv"))
+    text = own_text(str(path), "kv")
+    assert text is not None
+    assert len(text) == 64 << 10

@@ -1,7 +1,9 @@
 """The load that stores more than there is room for counts what happened, and nothing else."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,3 +91,13 @@ def test_a_plain_directory_keeps_the_halves_of_killed_writers(root: Path) -> Non
     files = [root / "block.kv", root / "missing" / "block.kv", root / "block.tmp"]
     assert halves_left(files, 1 << 20) == [files[0], files[2]]
     assert files[0].stat().st_size == 1 << 20
+
+
+def test_on_a_slow_disk_less_is_stored(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments_s = itertools.count(0.0, 10.0)
+    clock = SimpleNamespace(monotonic=lambda: next(moments_s))
+    monkeypatch.setattr("kvfs.bench.overfill.time", clock)
+    seen: list[int] = []
+    load = Overfill(root, ROOM_BYTES, seed=0, progress=lambda *step: seen.append(step[0]))
+    load.run()
+    assert seen == [1, 2, 3]

@@ -238,3 +238,18 @@ def test_a_read_only_store_changes_nothing(running: Host) -> None:
             store.lookup(ROOT_INODE, b"a")
     running.stop()
     assert running.check().problems != []
+
+
+def test_attributes_that_cannot_be_read_are_not_written_over_what_the_file_has(
+    running: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = running.store
+    ino = put(store, ROOT_INODE, b"K", b"x")
+    store.set_xattr(ino, b"user.first", b"whole")
+    store.sync()
+    settle(store)
+    store.set_xattr(ino, b"user.second", b"late")
+    store.spoil_row(xattr_key(ino, b"user.first"))
+    store.sync()
+    settle(store)
+    assert f"inode {ino:#x}: its attributes are not written: " in caplog.text

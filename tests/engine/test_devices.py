@@ -257,6 +257,12 @@ def test_an_image_is_made_large_enough(capacity_bytes: int) -> None:
     assert size_bytes <= capacity_bytes * 1.03 + 600 * MIB
 
 
+def test_the_log_of_a_large_xfs_is_as_long_as_mkfs_makes_it() -> None:
+    size_bytes = 16 << 40
+    left_bytes = size_bytes - 2 * GIB - 16 * MIB
+    assert xfs_usable_bytes(size_bytes) == left_bytes - left_bytes // 100
+
+
 # ---- images ----
 
 

@@ -119,3 +119,21 @@ def test_only_all_drives_of_one_pool_are_one(place: Path) -> None:
             open_drives(given)
     with contextlib.closing(open_drives(drives)), contextlib.closing(open_drives([alone])):
         pass  # nothing is left locked
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epoch": 1 << 64}, {"created_ns": 1 << 64}, {"kvfs": "x" * (16 << 10)}]
+)
+def test_a_header_that_nobody_writes_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        (header,) = new_headers([None])
+        write_header(fd, header)
+        said = json.loads((tmp_path / "POOL").read_text())
+        (tmp_path / "POOL").write_text(json.dumps({**said, "epoch": (1 << 64) - 1}))
+        assert read_header(fd, "here") == header._replace(epoch=(1 << 64) - 1)
+        (tmp_path / "POOL").write_text(json.dumps({**said, **wrong}))
+        with pytest.raises(SourceForeign, match="not a pool's header"):
+            read_header(fd, "here")
+    finally:
+        os.close(fd)

@@ -62,3 +62,16 @@ def test_whether_cpus_are_short(
 def test_this_kernel_tells_whether_cpus_are_short() -> None:
     with open("/proc/pressure/cpu", encoding="ascii") as file:
         assert 0 <= hardware.parse_pressure(file.readline()) <= 1
+
+
+def test_a_device_that_lies_on_itself_is_looked_through_so_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel makes one; what is in /sys may still be anything, in a container."""
+    (tmp_path / "7:0" / "slaves" / "loop0").mkdir(parents=True)
+    (tmp_path / "7:0" / "slaves" / "loop0" / "dev").write_text("7:0\n")
+    monkeypatch.setattr(hardware, "_SYS", tmp_path)
+    assert hardware.drives_below(os.makedev(7, 0)) == []
+    (tmp_path / "7:0" / "slaves" / "loop0" / "dev").write_text("259:0\n")
+    (tmp_path / "259:0").mkdir()
+    assert hardware.drives_below(os.makedev(7, 0)) == ["259:0"]

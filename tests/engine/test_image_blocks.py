@@ -1,5 +1,6 @@
 """The loop device of an image: its blocks are those of the drive that the image lies on."""
 
+import errno
 import fcntl
 import os
 import struct
@@ -8,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from kvfs.core.errors import SourceBusy
+from kvfs.devices import loop
 from kvfs.devices.loop import attach
 from tests.support.mounts.mounting import run_kvfs, workplace
 from tests.support.store.stores import MIB
@@ -46,3 +49,22 @@ def test_it_has_the_blocks_of_the_drive_below(kind: str) -> None:
         assert struct.unpack("i", raw)[0] == (drives_block_bytes(place) or 4096)
         assert struct.unpack_from(">H", superblock, _SECTOR_OFFSET)[0] == 4096
         assert image.stat().st_size >= 300 * MIB
+
+
+def test_others_may_take_the_free_device_so_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+
+    def taken(*arguments: object, read_only: bool) -> bool:
+        tries.append(arguments)
+        raise OSError(errno.EBUSY, "taken")
+
+    monkeypatch.setattr(loop, "_configure", taken)
+    with pytest.raises(SourceBusy, match="taken by others"):
+        attach(-1, "image")
+    assert len(tries) == 64
+
+
+def test_where_the_drive_is_not_known_the_blocks_fit_every_drive() -> None:
+    fd = os.memfd_create("image")
+    assert loop._block_bytes(fd) == 4096
+    os.close(fd)

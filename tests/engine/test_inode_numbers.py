@@ -4,6 +4,8 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from kvfs.core.drives import SERIAL_END, Numbering
 from kvfs.core.errors import IndexDamaged, NotAtHand
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import FIRST_DRIVE, FIRST_INODE, DriveNo, InodeNo
+from kvfs.engine.recovery import file_claims
+from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import RANGE_NUMBERS, InodeNumbers, parse_end
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls
@@ -263,3 +267,25 @@ def test_a_serial_number_that_would_name_a_drive_is_refused(pool_fds: tuple[int,
         assert alone.give_out() == SERIAL_END  # one drive has no bits for its number
     finally:
         alone.close()
+
+
+def test_where_very_many_numbers_may_be_in_use_all_files_are_listed(
+    pool_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not asked for one by one."""
+    monkeypatch.setattr(file_claims, "_ASKED_MOST", 3)
+    asked = FailingSyscalls(["stat"])
+    before = InodeNumbers((pool_fd,), Syscalls())
+    extents = Extents((pool_fd,), asked, "tmpfs")
+    inos = [before.give_out() for _ in range(5)]
+    for ino in inos[1:]:
+        os.close(extents.create(ino, 0))
+    before.close()
+    numbers = InodeNumbers((pool_fd,), Syscalls())
+    pool: Any = SimpleNamespace(extents=extents, numbers=numbers)
+    asked.calls = 0
+    assert numbers.first - inos[0] > 3000
+    assert list(file_claims.young_inodes(pool, inos[2])) == inos[2:]
+    assert asked.calls < 3000
+    numbers.close()
+    extents.close()

@@ -1,10 +1,12 @@
 """Which lines of the kernel's log are about the device, and what they tell."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from kvfs.machine import kernel_log
 from kvfs.machine.kernel_log import DeviceErrors, KernelLog, device_names, errors_in
 from tests.support.mounts.mounting import loop_device, mounted_at
 
@@ -56,3 +58,33 @@ def test_only_lines_about_the_device_count(tmp_path: Path) -> None:
 
 def test_a_file_system_in_memory_has_no_device() -> None:
     assert device_names(os.stat("/dev/shm").st_dev) == set()
+
+
+def test_a_device_that_lies_on_itself_has_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel makes one; what is in /sys may still be anything, in a container."""
+    (tmp_path / "7:0" / "slaves").mkdir(parents=True)
+    (tmp_path / "7:0" / "slaves" / "again").symlink_to(tmp_path / "7:0")
+    monkeypatch.setattr(kernel_log, "_DEVICE", f"{tmp_path}/{{major}}:{{minor}}")
+    assert device_names(os.makedev(7, 0)) == {"7:0"}
+
+
+def test_a_flood_of_lines_is_read_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = os.stat(tmp_path).st_dev
+    (tmp_path / f"{os.major(device)}:{os.minor(device)}").mkdir()
+    (name,) = os.listdir(tmp_path)
+    monkeypatch.setattr(kernel_log, "_DEVICE", f"{tmp_path}/{{major}}:{{minor}}")
+    monkeypatch.setattr(kernel_log, "_RECORDS_MAX", 4)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        log = KernelLog(fd)
+        os.close(fd)
+        log.close()
+        log._fd = ours.fileno()
+        for number in range(8):
+            error = b"I/O error, " if number == 6 else b""
+            theirs.send(HEAD + error + b"dev %s, op 0x0:(READ)" % name.encode())
+        assert [log.errors() for _ in range(3)] == [NOTHING, READ, NOTHING]

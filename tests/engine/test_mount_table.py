@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from kvfs.bench import comparison
-from kvfs.machine.mount_table import Mount, kvfs_at, mount_at, mount_of, mounts, resolve_mountpoint
+from kvfs.machine.mount_table import (
+    Elsewhere,
+    Mount,
+    kvfs_at,
+    mount_at,
+    mount_of,
+    mounts,
+    note_of,
+    resolve_mountpoint,
+)
 
 MOUNTINFO = """\
 1 0 254:0 / / rw,noatime shared:1 - ext4 /dev/root rw
@@ -97,3 +106,19 @@ def test_links_that_lead_nowhere_have_an_end(tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to("one")
     assert resolve_mountpoint(f"{tmp_path}/one/kv").startswith(str(tmp_path))
     assert resolve_mountpoint(f"{tmp_path}/none/../kv") == f"{tmp_path}/kv"
+
+
+def test_so_many_links_are_followed_as_the_kernel_follows(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}").symlink_to(f"{number + 1}")
+    (tmp_path / "50").mkdir()
+    assert resolve_mountpoint(f"{tmp_path}/10/kv") == f"{tmp_path}/50/kv"
+    assert resolve_mountpoint(f"{tmp_path}/9/kv") == f"{tmp_path}/49/kv"
+
+
+def test_of_mounts_in_many_namespaces_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Elsewhere(KV, 100 + number, "bash", "mnt:[4]") for number in range(9)]
+    monkeypatch.setattr("kvfs.machine.mount_table.elsewhere", lambda _: iter(found))
+    told = note_of(lambda _: True)
+    assert "process 102 " in told
+    assert told.count("nsenter") == 3

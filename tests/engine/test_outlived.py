@@ -6,12 +6,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import destroy_source, open_source, wait_released, xfs
+from kvfs.devices import Device, destroy_source, open_source, wait_released, xfs
+from kvfs.devices import source as source_module
 from kvfs.devices.busy import Outlived, outlived
+from kvfs.devices.xfs import LeftMeanwhile
 from tests.support.devices.loop import loops_over
 from tests.support.devices.pools import Source, blank_source, format_source, refused
 
@@ -124,3 +127,43 @@ def test_what_somebody_mounted_is_not_joined(source: Source, tmp_path: Path) -> 
         finally:
             subprocess.run(["umount", tmp_path], check=True)
         open_source(source.path).close()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
+    """The pauses between looks at an image that is in use, with a clock that they alone turn."""
+    made: list[float] = []
+
+    def refuse(_path: str) -> None:
+        raise SourceBusy("in use")
+
+    clock = SimpleNamespace(monotonic=lambda: sum(made), sleep=made.append)
+    monkeypatch.setattr(source_module, "time", clock)
+    monkeypatch.setattr(source_module, "_REFUSE_BUSY", {"image": refuse})
+    monkeypatch.setattr(source_module, "recognise", lambda _: "image")
+    return made
+
+
+def test_whoever_waits_looks_more_rarely_but_not_ever_more(pauses: list[float]) -> None:
+    with pytest.raises(SourceBusy):
+        wait_released("image", wait_s=5.0)
+    assert pauses == sorted(pauses)
+    assert max(pauses) == 0.1
+
+
+def test_who_finds_it_left_meanwhile_tries_so_many_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tries: list[str] = []
+
+    def left(path: str, **_: object) -> Device:
+        tries.append(path)
+        raise LeftMeanwhile(path)
+
+    monkeypatch.setattr(source_module, "_OPENS", {"image": left})
+    monkeypatch.setattr(source_module, "wait_released", lambda *_, **__: None)
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4096))
+    with pytest.raises(SourceBusy, match="in use until just now"):
+        open_source(str(image))
+    assert len(tries) == 3

@@ -315,6 +315,18 @@ def test_no_more_threads_are_kept_than_agreed(monkeypatch: pytest.MonkeyPatch) -
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_no_more_processes_are_watched_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For others a lease ends by time."""
+    monkeypatch.setattr("kvfs.machine.processes._PROCESSES_MAX", 2)
+    with contextlib.closing(Processes()) as made, contextlib.ExitStack() as children:
+        processes = [children.enter_context(child()) for _ in range(4)]
+        makers = [made.of(process.pid, 0.0) for process in processes]
+        for process in processes:
+            process.kill()
+            wait_for_end(process.pid)
+        assert set(made.ended()) == set(makers[:2])
+
+
 def run_in_child(end: Callable[[], None]) -> Fate:
     """Return what ``fate_of`` says of a zombie child that ended by *end*."""
     process = multiprocessing.get_context("fork").Process(target=end)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.core.errors import NoSpace
+from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.headroom import FORGET_S, Headroom, SizeForecast
 from kvfs.core.settings import Settings
 from kvfs.core.types import FIRST_DRIVE, NO_INODE, ROOT_INODE, BackingId, InodeNo
@@ -24,6 +24,7 @@ from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.failing_syscalls import FailingSyscalls
 from tests.support.kernel.kernel_recorder import KernelRecorder
 from tests.support.mounts.mounting import workplace
+from tests.support.store.fake_loop import FakeLoop
 from tests.support.store.stores import MIB
 
 SIZE_BYTES = MIB
@@ -287,3 +288,20 @@ def test_any_failing_call_leaves_the_accounts_right(place: Path) -> None:
         bench.close()
         assert bench.space.ready_bytes == 0
     assert fail_at > 10
+
+
+def test_who_lacks_them_has_more_made_but_not_ever_more(bench: Bench) -> None:
+    """Twice as many each time; a burst of creates is not to fill the pool with empty files."""
+    give_up(bench.queue.give_out(4096, 0.0))  # there are inode numbers from now on
+    bench.background.begin_serving(FakeLoop())
+    works = []
+    for _ in range(10):
+        with pytest.raises(NotAtHand) as lack:
+            bench.queue.give_out(4096, 0.0)
+        works.append(lack.value.begin())
+    assert bench.queue._depths == {4096: 16}
+    for work in works:
+        work()()
+    bench.background.end_serving()
+    bench.queue.run_due(0.0, 0)
+    bench.queue.run_due(0.0, 0)

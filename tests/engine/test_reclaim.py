@@ -17,7 +17,6 @@ from tests.support.store.stores import (
     assert_exact,
     get,
     host,
-    put,
     settle,
     write,
 )
@@ -378,23 +377,3 @@ def test_a_block_that_is_truncated_may_go_to_make_room_for_its_draft(running: Ho
     assert store.lookup(ROOT_INODE, oldest) == fresh != ino
     store.close(store.open(fresh, writer=True, truncate=True, thread=7), writer=True)
     assert_exact(running)
-
-
-def test_one_call_removes_so_many_names_and_no_more(running: Host) -> None:
-    """Requests wait for it; who needs more calls again."""
-    store = running.store
-    for number in range(600):
-        store_block(store, b"%03d" % number, 100)
-    store.evict(CAPACITY_BYTES)
-    assert 256 <= store.evicted_blocks < 256 + 128
-
-
-def test_who_holds_most_is_told_by_a_sample(running: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row takes some microseconds, and a million may be leased."""
-    set_limit(monkeypatch, "rows of a sample", 2)
-    store = running.store
-    for directory, blocks in ((b"few", 2), (b"many", 13)):
-        parent, _ = store.make_node(ROOT_INODE, directory, DIRECTORY, 0, 0)
-        for number in range(blocks):
-            put(store, parent, b"%d" % number, b"x" * (4 * MIB))
-    assert "/few" in store.describe()["warning"]

@@ -3,18 +3,21 @@
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvfs.core.errors import NotFound
-from kvfs.core.log_records import Batch, batch_bytes
+from kvfs.core.log_records import Batch, Moment, batch_bytes
 from kvfs.core.pool_layout import parse_log_file_name
-from kvfs.core.types import ROOT_INODE
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index_transaction import UnloggedRows
-from kvfs.storage.row_log import logged_batches
+from kvfs.storage.row_log import logged_batches, write_copy
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls
@@ -198,3 +201,18 @@ def test_of_too_many_rows_that_wait_for_the_device_none_is_kept(
         store.tick()
         assert store.describe()["index_log"]["failures"] == 1
         running.kill()
+
+
+def test_a_copy_leaves_the_device_to_others_but_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as a turn took, here a minute each, and not longer than half a second."""
+    moments_s, rests_s = itertools.count(0.0, 60.0), list[float]()
+    clock = SimpleNamespace(monotonic=lambda: next(moments_s), sleep=rests_s.append)
+    monkeypatch.setattr("kvfs.storage.row_log.time", clock)
+    monkeypatch.setattr("kvfs.storage.row_log._TURN_BYTES", 100)
+    held: Any = SimpleNamespace(pieces=lambda: iter([b"x" * 100] * 3))
+    log_fd = os.open(tmp_path, os.O_RDONLY)
+    write_copy(log_fd, Syscalls(), held, Moment(1, InodeNo(16), ()), paced=True)
+    os.close(log_fd)
+    assert rests_s == [0.5] * 3

@@ -304,3 +304,20 @@ def test_where_many_files_lie_beside_a_slab_they_are_blocks_of_their_own(running
         store_block(store, b"%d" % number, 100, directory)
     assert store.evict_by_command([index], open_too=True, reason=Reason.COMMAND)[0] == 1
     assert store.has_row(slab)
+
+
+def test_however_long_a_ttl_is_a_pass_begins_each_minute(running: Host) -> None:
+    store, now_s = running.store, [1000.0]
+    store.turn_clock(lambda: now_s[0])
+    store.set_xattr(ROOT_INODE, TTL, b"300d")
+    ino = put(store, ROOT_INODE, b"K.tmp", b"x")
+    store.rename(ROOT_INODE, b"K.tmp", ROOT_INODE, b"K")
+    expire(store)
+    store.let_days_pass(301)
+    now_s[0] += 59
+    store.tick()
+    assert store.has_row(ino)
+    for _ in range(2):
+        now_s[0] += 2
+        store.tick()
+    assert not store.has_row(ino)

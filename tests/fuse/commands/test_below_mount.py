@@ -1,9 +1,11 @@
 """What clients stored below the mountpoint while kvfs was down is told of, with its size."""
 
+import itertools
 import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,8 +93,9 @@ def test_the_look_has_a_bound(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = below(str(place / "kv"))
     assert found == Below(3, 3 * 4096, is_whole=False)
     assert told(found) == "at least 3 files of 12 KiB"
-    monkeypatch.setattr(below_mount, "_LOOK_MAX_S", -1.0)
-    assert below(str(place / "kv")) == Below(0, 0, is_whole=False)
+    moments_s = itertools.count(0.0, 0.4)
+    monkeypatch.setattr(below_mount, "time", SimpleNamespace(monotonic=lambda: next(moments_s)))
+    assert below(str(place / "kv")) == Below(2, 2 * 4096, is_whole=False)
 
 
 def test_what_is_mounted_in_it_is_not_counted_and_what_covers_it_not_guessed(place: Path) -> None:

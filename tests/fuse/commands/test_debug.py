@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.cli import debug
 from kvfs.core.errors import NotMounted, UsageError
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts
 from tests.support.mounts.places import blank_place, small_mount
@@ -94,3 +95,15 @@ def test_a_dead_server_is_collected_too(tmp_path: Path) -> None:
         parts = collected(tmp_path / "e.tar.gz", mounted.path)
         (status,) = (text for name, text in parts.items() if name.endswith("/status.json"))
         assert "dead" in status
+
+
+def test_of_a_long_part_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "_PART_MAX_BYTES", 10)
+    (tmp_path / "log").write_text("begin" * 1000 + "the end")
+    assert debug._file(str(tmp_path / "log")) == "ginthe end"
+    assert debug._made(debug.Part("log", lambda: "begin" * 1000 + "the end")) == "ginthe end"
+
+
+def test_a_program_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debug, "_COMMAND_MAX_S", 0.1)
+    assert "timed out after 0.1 seconds" in debug._run("sleep", "60")

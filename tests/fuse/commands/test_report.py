@@ -217,3 +217,19 @@ def test_a_drive_is_worn_out_on_a_day_if_all_is_known() -> None:
     assert worn_out(device, None, 0.0) == ""
     assert worn_out({**device, "endurance_left": None}, 1, 0.0) == ""
     assert worn_out({}, 1, 0.0) == ""
+
+
+def test_of_many_directories_those_asked_most_are_shown(used: Mounted) -> None:
+    status = used.status()
+    tally = {
+        **dict.fromkeys(("loaded_bytes", "stored_bytes", "evicted_bytes"), 0),
+        "hits": 1,
+        "misses": 0,
+        "hit_rate": 1.0,
+    }
+    named = {f"/directory-{number:02}": {**tally, "hits": number} for number in range(30)}
+    cache = {**status["cache"], "directories": named}
+    shown = words_of(valid(document(facts({**status, "cache": cache}))))
+    assert "And 18 more." in shown
+    assert "/directory-18" in shown
+    assert "/directory-17" not in shown

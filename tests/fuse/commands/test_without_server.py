@@ -6,14 +6,18 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from kvfs.cli.main import main
-from kvfs.client import servers, subprocesses
+from kvfs.cli.mount_background import wait_for_outcome
+from kvfs.client import processes_on_mount, servers, subprocesses
 from kvfs.client.servers import answers
 from kvfs.core import errors
 from kvfs.core.mount_name import RUN_DIRECTORY
+from kvfs.core.settings import Settings
 from tests.support.mounts.mounting import run_kvfs
 from tests.support.mounts.places import blank_place, small_mount
 from tests.support.mounts.supervised import Supervised
@@ -123,3 +127,52 @@ def test_doctor_says_that_there_is_no_supervisor() -> None:
         os.close(pidfd)
         done = run_kvfs("doctor", str(mount.path), check=False)
         assert "the server has no supervisor, which would start another one" in done.stdout
+
+
+def test_so_many_servers_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def pool(most: int) -> ThreadPoolExecutor:
+        threads.append(most)
+        return ThreadPoolExecutor(most)
+
+    monkeypatch.setattr(servers, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(servers, "socket_paths", lambda: [f"/nowhere/{n}.sock" for n in range(100)])
+    assert len(list(answers())) == 100
+    assert threads == [32]
+
+
+def test_of_why_a_server_died_the_beginning_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dead").write_text("x" * 5000)
+    monkeypatch.setattr(servers, "dead_path", lambda _: str(tmp_path / "dead"))
+    assert f"is dead: {'x' * 500};" in servers._dead("/kv")
+
+
+def test_of_many_processes_on_a_mount_some_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each takes a look at all its descriptors."""
+    found = ((str(pid), "bash") for pid in range(100))
+    monkeypatch.setattr(processes_on_mount, "holders", lambda _: found)
+    monkeypatch.setattr("sys.argv", ["processes_on_mount", "/kv"])
+    processes_on_mount.main()
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert next(found)[0] == "3"
+
+
+def test_a_report_without_an_end_is_none() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"x" * (64 << 10))
+    assert wait_for_outcome(reading, 600.0, lambda *_: None) is None
+    os.close(reading)
+    os.close(writing)
+
+
+def test_no_stop_is_waited_for_longer_than_one_may_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    most_s = Settings.__dataclass_fields__["stop_timeout_s"].metadata["high"]
+    assert main(["umount", "--wait-s", f"{most_s + 1}", "/nowhere"]) == errors.UsageError.exit_code
+    assert "--wait-s" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.core.errors import DeadInode, NoSpace, NotFound
+from kvfs.core.errors import DeadInode, NoSpace, NotAtHand, NotFound
 from kvfs.core.types import ROOT_INODE
 from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.store.stores import FILE, MIB, put, settle
@@ -272,3 +272,16 @@ async def test_who_comes_after_a_wait_in_vain_does_not_wait_as_long(
     assert max(waited_s[1:]) < 0.5
     files.release(fh)
     await files.room.find(40 * MIB, ROOT_INODE)
+
+
+async def test_whose_space_others_have_taken_each_time_waits_in_the_line(desk: CountedDesk) -> None:
+    """There the oldest is served first; asking on would let the swift take all."""
+    tries: list[object] = []
+
+    def space() -> None:
+        tries.append(None)
+        raise NotAtHand("space", lambda: lambda: lambda: None)
+
+    with pytest.raises(NoSpace, match="yet"):
+        await desk.files.room._require(MIB, space, None)
+    assert len(tries) == 8

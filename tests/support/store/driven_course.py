@@ -9,6 +9,8 @@ from typing import Final, TypeVar
 
 from kvfs.core.account import Accounts
 from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
+from kvfs.engine.by_command import EvictionOrder, EvictionProgress, carry_out
+from kvfs.engine.names.named import Named
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.open.open_inodes import OpenInode
@@ -246,6 +248,13 @@ class Course:
     def evict(self, size_bytes: int, drive: int = FIRST_DRIVE) -> int:
         """Evict so much on a drive; most tests have one."""
         return self.engine.evict(size_bytes, self.engine.pool.space.drives.all[drive])
+
+    def evict_by_policy(self, size_bytes: int) -> int:
+        """Evict so much as a command that leaves the choice to the policy; return its steps."""
+        engine, progress = self.engine, EvictionProgress()
+        order = EvictionOrder(Named(("",)), size_bytes)
+        steps = carry_out(engine.pool, engine.namespace, engine.reclaim, order, progress)
+        return sum(1 for _ in steps)
 
     def evict_used(self, size_bytes: int, drive: int = FIRST_DRIVE) -> None:
         """Remove names there of blocks that somebody uses."""

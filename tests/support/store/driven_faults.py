@@ -27,6 +27,7 @@ _LIMITS: Final = {
     "blocks known to be right": "kvfs.engine.durability.verifier._KNOWN_MAX",
     "rows not logged": "kvfs.pool.pool.UNLOGGED_MOST_BYTES",
     "rows of a sample": "kvfs.engine.eviction.space_figures._LOOKED_AT_MAX",
+    "steps in vain": "kvfs.engine.by_command._VAIN_MAX",
     "names of a plan": "kvfs.engine.eviction.by_names_and_age._PLAN_MAX",
     "plan_blocks": "kvfs.engine.eviction.reclaim._PLAN_MAX",
     "plan_refused": "kvfs.engine.eviction.victims._REFUSED_MAX",
