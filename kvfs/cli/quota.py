@@ -72,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"mountpoint": mountpoint, "tenants": tenants}, indent=2))
     else:
-        width = columns_for_tables(LEAST_COLUMNS)
-        for line in table_lines(_COLUMNS, list(_rows(tenants)), width, stacks=True):
+        for line in tenant_lines(tenants, columns_for_tables(LEAST_COLUMNS)):
             print(line)
     sys.stdout.flush()
     return 0
@@ -132,6 +131,11 @@ def _uid_of(user: str) -> int:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
         raise UsageError(f"--user: there is no user {user!r} on this machine") from None
+
+
+def tenant_lines(tenants: Mapping[str, Mapping[str, Any]], width: int) -> Iterator[str]:
+    """Yield a table of *tenants*, as in `kvfs status`, headings first."""
+    return table_lines(_COLUMNS, list(_rows(tenants)), width, stacks=True)
 
 
 def _rows(tenants: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.failures import one_line
 from kvfs.cli.parser import add_verb
+from kvfs.cli.quota import tenant_lines
 from kvfs.cli.tables import (
     LEAST_COLUMNS,
     Column,
@@ -50,6 +52,8 @@ _COLUMNS: Final = ("hit rate", "hits/s", "misses/s", "loaded/s", "stored/s", "so
 #: ``1023.99 MiB`` and a space.
 _COLUMN_WIDTH: Final = 12
 _NAME_COLUMNS: Final = 14
+#: Of tenants those that store most.
+_TENANTS_SHOWN: Final = 8
 #: From here on all figures fit, in few characters.
 _SHORT_COLUMNS: Final = 80
 #: Lines about the stream itself, not about a block (docs/events.md).
@@ -64,7 +68,8 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Show what the mount at MOUNT (or all mounts) does now: hit rate, hits, "
         "misses, bytes loaded, stored and evicted a second,\nfor the whole and for each "
-        "first-level directory. Ends with Ctrl-C. Without a terminal it prints a table each time.",
+        "first-level directory, and what several tenants store. Ends with Ctrl-C.\n"
+        "Without a terminal it prints a table each time.",
         example="kvfs top /kv\n  kvfs top /kv --once --json --interval 10",
     )
     parser.add_argument("mountpoint", metavar="MOUNT", nargs="?")
@@ -141,6 +146,7 @@ def _print(seen: list[Seen], interval_s: float, *, as_json: bool) -> None:
         return
     for status, found in seen:
         line = {"mountpoint": status["mountpoint"], "interval_s": interval_s, **found}
+        line["tenants"] = _sharing(status)
         print(json.dumps(line), flush=True)
 
 
@@ -167,13 +173,16 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the table of one mount: its *status*, and the rates *found* since the last look.
 
-    At most *lines_max* directories, the busiest first. Below _SHORT_COLUMNS it leaves out what
+    At most *lines_max* directories, the busiest first; and several tenants with what they store.
+    Below _SHORT_COLUMNS it leaves out what
     *width* has no room for, because a figure over two lines cannot be read.
     """
     shorts = width < _NAME_COLUMNS + _COLUMN_WIDTH * len(_COLUMNS)
     fitting = max(1, (width - _NAME_COLUMNS) // _COLUMN_WIDTH)
     figures = _COLUMNS if width >= _SHORT_COLUMNS else _COLUMNS[:fitting]
     cache = status["cache"]
+    tenants = _sharing(status)
+    lines_max = max(1, lines_max - len(tenants) - bool(tenants))
     rows = [("(all)", *_cells(found["total"], cache["hit_rate"], shorts=shorts))]
     for name, each in busiest(found["directories"], lines_max):
         so_far = cache["directories"].get(name, {}).get("hit_rate")
@@ -188,6 +197,16 @@ def _lines(
     yield from lines
     if (hidden := len(found["directories"]) - lines_max) > 0:
         yield f"({hidden} more)"
+    if tenants:
+        heads, *lines = tenant_lines(tenants, width)
+        yield from (headed(heads), *lines)
+
+
+def _sharing(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the accounts of the tenants that store most, none if only one stores anything."""
+    tenants = status.get("tenants", {})  # the running server may be an older one
+    storing = {who: row for who, row in tenants.items() if row["stored_bytes"]}
+    return dict(islice(storing.items(), _TENANTS_SHOWN)) if len(storing) > 1 else {}
 
 
 def _heading(status: Mapping[str, Any]) -> str:

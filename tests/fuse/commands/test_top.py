@@ -65,6 +65,22 @@ def test_all_mounts_are_shown_without_one_named(
     assert line.split()[1:3] == ["100.0", "%"]
 
 
+def test_several_tenants_are_shown_with_what_they_store(
+    mount: Mounted, kv: Path, busy: CacheClient
+) -> None:
+    """One alone is not."""
+    line = run_kvfs("top", str(mount.path), "--once", "--json", *INTERVAL).stdout
+    assert json.loads(line)["tenants"] == {}
+    (mount.path / "team-a").mkdir()
+    os.setxattr(mount.path / "team-a", "user.kvfs.tenant", b"1")
+    CacheClient(mount.path / "team-a").store("block")
+    line = run_kvfs("top", str(mount.path), "--once", "--json", *INTERVAL).stdout
+    assert json.loads(line)["tenants"]["/team-a"]["stored_bytes"] == 4096
+    printed = run_kvfs("top", str(mount.path), "--once", *INTERVAL).stdout.splitlines()
+    (row,) = (line for line in printed if line.startswith("/team-a"))
+    assert row.split()[1:3] == ["4", "KiB"]
+
+
 @pytest.mark.parametrize("columns", [120, 80, 60])
 def test_it_is_drawn_live_on_a_terminal(
     mount: Mounted, kv: Path, busy: CacheClient, columns: int
