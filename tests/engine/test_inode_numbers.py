@@ -273,7 +273,7 @@ def test_where_very_many_numbers_may_be_in_use_all_files_are_listed(
     pool_fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not asked for one by one."""
-    monkeypatch.setattr(file_claims, "_ASKED_MOST", 3)
+    monkeypatch.setattr(file_claims, "_ASKED_MOST", 1000)
     asked = FailingSyscalls(["stat"])
     before = InodeNumbers((pool_fd,), Syscalls())
     extents = Extents((pool_fd,), asked, "tmpfs")
@@ -284,8 +284,8 @@ def test_where_very_many_numbers_may_be_in_use_all_files_are_listed(
     numbers = InodeNumbers((pool_fd,), Syscalls())
     pool: Any = SimpleNamespace(extents=extents, numbers=numbers)
     asked.calls = 0
-    assert numbers.first - inos[0] > 3000
+    assert 1000 < numbers.first - inos[0] < 1_000_000
     assert list(file_claims.young_inodes(pool, inos[2])) == inos[2:]
-    assert asked.calls < 3000
+    assert asked.calls < 100
     numbers.close()
     extents.close()
