@@ -15,14 +15,14 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
-from kvfs.core.errors import CommandError, ServeFailed, UsageError
+from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.mount_name import socket_path
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeRecord
 from kvfs.devices import Device
 from kvfs.machine.held_files import HeldFiles
-from kvfs.machine.process_limits import entitled_users, what_it_cannot_see
+from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
 from mount.control.hints import serve_hints
 from mount.control.history import History
@@ -240,8 +240,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
                 late = Late(nursery, reply, aside, self.files.asks.at_hand)
                 if self._of.takes_over:
                     self._take_over_requests(late)
-                exotic = RawRequests(self.files, late)
-                self.channel.serve(exotic.answers())
+                self.channel.serve(RawRequests(self.files, late).answers())
                 self.channel.serve(PresentTime(self.store.pool.clock_ns).answers())
                 lane = DataRequests(Transfers(self.files), late, at_once=self.settings.fast_lane)
                 self.channel.serve(lane.answers())
@@ -346,14 +345,11 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
     def _reload(self, load: Callable[[], Settings]) -> None:
         try:
             fresh, ignored = self.settings.reloaded(load())
-            users, remarks = entitled_users(fresh, self.store.pool.space.accounts.tenants)
-            if remarks:
-                raise UsageError(remarks[0])
+            self.store.attributes.entitle(fresh)
         except Exception as error:
             _log.error("settings not reloaded: %s", error)
             return
         self.settings = self.store.pool.settings = fresh
-        self.store.entitle(users)
         self.answers.apply(fresh)
         apply_levels(fresh)
         _log.info("settings reloaded%s", f"; need a remount: {ignored}" if ignored else "")

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.core.changed import NO_ATTRIBUTES, Changed, Why
 from kvfs.core.directory_policy import NAMES
+from kvfs.core.entitlements import entitled_directories
 from kvfs.core.errors import (
     AttributeTooLarge,
     DeadInode,
@@ -18,10 +19,12 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.inode_rules import storable_mode
+from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.own_attributes import OwnAttributes, is_own
+from kvfs.machine.process_limits import entitled_users
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator, require_node
 from kvfs.pool.open.extent_bytes import measured
@@ -141,6 +144,19 @@ class Attributes:
             )
         with self._pool.change(self._pool.counters) as change:
             change.write(Changed(ROOT_INODE, record, wanted, Why.SET))
+
+    def entitle(self, settings: Settings) -> None:
+        """Take over what *settings* say of tenants; what attributes say still goes over it.
+
+        Raises UsageError for one who is not there.
+        """
+        tenants = self._pool.rules.tenants
+        users, remarks = entitled_users(settings, self._pool.space.accounts.tenants)
+        if remarks:
+            raise UsageError(remarks[0])
+        tenants.configure(users, entitled_directories(settings.tenants), settings.tenant_idle_s)
+        if tenants.outdated:
+            self._allocator.room.rank_anew()
 
     def describe_root(self) -> dict[str, Any]:
         """Return owner and mode of the root directory, for `kvfs status`."""

@@ -6,11 +6,10 @@ memory -> data -> one index transaction -> visible. A removal: index first, then
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from kvfs.core.account import Accounts, Entitlement, TenantId
-from kvfs.core.entitlements import entitled_directories
+from kvfs.core.account import Accounts
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
@@ -246,13 +245,6 @@ class Store:
     def totals(self, uid: int = UNKNOWN_UID, ino: InodeNo = ROOT_INODE) -> Totals:
         """Return the pool's size and what is free, as user *uid* sees it at *ino*."""
         return statfs_totals(self.pool, uid, ino)
-
-    def entitle(self, users: Mapping[TenantId, Entitlement]) -> None:
-        """Take over what the settings say of tenants now; *users*: what they say of these."""
-        settings, tenants = self.pool.settings, self.pool.rules.tenants
-        tenants.configure(users, entitled_directories(settings.tenants), settings.tenant_idle_s)
-        if tenants.outdated:
-            self.start_scan.rank_anew()
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""

@@ -114,8 +114,7 @@ class Pool:
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
                 *(self.index, settings, self.space.taken, accounts.stored, self.rules.tenants),
-                self.monotonic_s,
-                self.clock_ns,
+                *(self.monotonic_s, self.clock_ns),
                 self.rules.heat,
                 self.age_ns,
                 EvictedNames(outliving.evicted.words),
