@@ -38,7 +38,7 @@ def test_a_thing_is_found_by_the_drive_of_an_inode() -> None:
 
 
 def test_an_inode_of_a_drive_that_the_pool_lacks_is_damage() -> None:
-    with pytest.raises(Damaged, match="no such drive"):
+    with pytest.raises(Damaged, match="drive 2 is not there"):
         ByDrive(["a", "b"]).of(Numbering(3).inode(DriveNo(2), FIRST_INODE))
 
 
@@ -115,7 +115,7 @@ BOTH = (DriveNo(0), DriveNo(1))
 def test_a_drive_is_ahead_of_those_that_get_blocks() -> None:
     rates = FillRates([GIB, GIB, GIB])
     for drive in BOTH:
-        rates.stored(drive, GIB // 8)
+        rates.stored(drive, GIB // 32)
     assert rates.is_ahead(DriveNo(0), (*BOTH, DriveNo(2)))
     assert not rates.is_ahead(DriveNo(0), BOTH)
 
