@@ -95,12 +95,11 @@ class Pool:
             unlogged = self._open_storage(stack, outliving, index_at)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
-            self.drive_counts = read_drive_counts(self.index, len(device.pool_fds))
+            drives = len(device.pool_fds)
+            self.drive_counts = read_drive_counts(self.index, drives)
             #: Drafts and blocks being rewritten, which the index lists in one row.
             self.unfinished: set[InodeNo] = set()
-            self.background = Background(
-                *(settings.unlink_queue_max, settings.io_threads, len(device.pool_fds))
-            )
+            self.background = Background(settings.unlink_queue_max, settings.io_threads, drives)
             stack.callback(self.background.stop)
             self.at_hand = ExtentsAtHand(self.extents, self.background, self.syscalls)
             self.space = space_parts(
