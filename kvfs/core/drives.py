@@ -71,9 +71,12 @@ class ByDrive(Generic[T_co]):
 
     def _of(self, ino: InodeNo) -> T_co:
         drive = self._drive(ino)
-        if drive in self._lost or drive >= len(self.all):
-            raise Damaged(f"inode {ino:#x}: drive {drive} is not there, or has failed")
-        return self.all[drive]
+        if drive in self._lost:
+            raise Damaged(f"inode {ino:#x}: drive {drive} has failed")
+        try:
+            return self.all[drive]
+        except IndexError:
+            raise Damaged(f"inode {ino:#x}: the pool has no such drive") from None
 
 
 #: How many turns there are of all drives together, at most, beside one for each drive.

@@ -42,6 +42,17 @@ def test_an_inode_of_a_drive_that_the_pool_lacks_is_damage() -> None:
         ByDrive(["a", "b"]).of(Numbering(3).inode(DriveNo(2), FIRST_INODE))
 
 
+def test_an_inode_of_a_drive_that_has_failed_is_damage() -> None:
+    things, lost = list("ab"), set[DriveNo]()
+    there = ByDrive(things, lost).of
+    second = Numbering(2).inode(DriveNo(1), FIRST_INODE)
+    assert there(second) == "b"
+    lost.add(DriveNo(1))
+    with pytest.raises(Damaged, match="has failed"):
+        there(second)
+    assert there(FIRST_INODE) == "a"
+
+
 def test_more_drives_than_a_number_has_bits_for_are_no_pool() -> None:
     with pytest.raises(AssertionError):
         Numbering(DRIVES_MAX + 1)
