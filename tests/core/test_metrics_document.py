@@ -23,6 +23,7 @@ NOT_EXPORTED: Final = {
         (
             "data_path_reason",
             "device_state",
+            "drives.DRIVE.state",
             "eviction.policy",
             "index_in",
             "request_reader",

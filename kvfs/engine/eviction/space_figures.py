@@ -79,6 +79,7 @@ def drive_figures(pool: Pool) -> dict[str, dict[str, Any]]:
     return {
         str(drive.number): {
             "source": one.source,
+            "state": drive.probe.state.value,
             "uuid": one.uuid,
             "capacity_bytes": drive.space.capacity_bytes,
             "used_bytes": count.used_bytes,

@@ -233,6 +233,7 @@ def test_status_tells_of_each_drive(mount: Mounted) -> None:
     rows = [status["drives"][f"{drive}"] for drive in range(DRIVES)]
     assert [row["source"] for row in rows] == list(sources_of(mount.source))
     assert rows[0]["uuid"] == status["uuid"]
+    assert "failed" not in {row["state"] for row in rows}
     assert [row["blocks"] for row in rows] == drives_of(mount.path)
     assert [row["capacity_bytes"] for row in rows] == [CAPACITY_BYTES // DRIVES] * DRIVES
     assert sum(row["blocks"] for row in rows) == status["blocks"] == BLOCKS
