@@ -9,7 +9,10 @@ import pytest
 
 from kvfs.core.errors import Damaged, NotFound
 from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.machine.kernel_log import DeviceErrors
 from kvfs.storage.syscalls import Syscalls
+from tests.support.clients.stepping import until
+from tests.support.store.driven_faults import set_limit, stand_in
 from tests.support.store.stores import DIRECTORY, FILE, Host, assert_exact, get, put, settle, tree
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -98,3 +101,29 @@ def test_a_start_after_a_kill_drops_it(running: Host) -> None:
     store.open(slab.ino, writer=True, truncate=False)
     running.kill()
     assert tree(running.start(Breaking(slab.ino))) == {b"/whole": b"w"}
+
+
+def test_after_a_failed_read_the_blocks_used_last_are_tried(
+    running: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many at a time, for a failing device takes long for each."""
+    set_limit(monkeypatch, "blocks tried to read", 3)
+    tried: list[InodeNo] = []
+
+    def is_legible(_extents: object, ino: InodeNo) -> bool:
+        tried.append(ino)
+        return True
+
+    stand_in(monkeypatch, "a block is tried to read", is_legible)
+    store = running.store
+    inos = [put(store, ROOT_INODE, b"%d" % number, b"x") for number in range(10)]
+    for number, ino in enumerate(inos):
+        store.tick_heat(store.now_s() + 10 * number)
+        store.touch(ino)
+    errors = "kvfs.machine.kernel_log.KernelLog.errors"
+    monkeypatch.setattr(errors, lambda _: DeviceErrors(reads=True))
+    store.tick()
+    until(lambda: len(tried) >= 3, "some are tried")
+    monkeypatch.undo()
+    running.stop()
+    assert tried == inos[-3:]

@@ -207,6 +207,6 @@ def test_the_thread_has_so_many_to_look_at_and_no_more(
     settle(running.store)
     looks: list[object] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Background, "submit_long", lambda _, job: looks.append(job))
+        patch.setattr(Background, "submit_long", lambda _, job, *__: looks.append(job))
         running.store.end_leases(LATER_S)
     assert len(looks) == 2

@@ -301,8 +301,7 @@ async def test_of_many_loads_that_wait_for_a_silent_device_some_are_refused(
 ) -> None:
     """Each occupies a task, of which others need some."""
     monkeypatch.setattr(device_asks, "_WAITING_MAX", 2)
-    forever_s = 1e9
-    asks = DeviceAsks(desk.background, desk._aside, desk.probe, forever_s, forever_s)
+    asks = desk.asking(1e9)
     desk.serve()
     refused = answered = 0
     some_are_left = trio.Event()
