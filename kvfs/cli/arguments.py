@@ -4,13 +4,16 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvfs.client.servers import answer_of, status_of
 from kvfs.core.errors import NotMounted, PathMissing, SourceBlank, SourceForeign, UsageError
 from kvfs.core.sizes import parse_size
 from kvfs.core.source_list import listed, sources_of
 from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, mounts, resolve_mountpoint
+
+#: The FILE that stands for standard output.
+TO_OUTPUT: Final = "-"
 
 
 def size_of(text: str | None, flag: str) -> int | None:

@@ -7,15 +7,31 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from kvfs.cli.arguments import OnMount
-from kvfs.client.control_socket import ask
+from kvfs.client.control_socket import ServerGone, ask
+from kvfs.core.errors import ServeFailed
 from kvfs.core.sizes import format_size
 
 #: Time between two questions to the server about its progress.
 ASK_S: Final = 0.05
 
+#: After this time without an answer the mount counts as dead.
+_TAKE_OVER_S: Final = 5.0
+
 #: Takes the job's state and the order. Returns the text of the bar, how much is done, and out of
 #: how much (None: not known).
 Shows = Callable[[dict[str, Any], dict[str, Any]], tuple[str, int, int | None]]
+
+
+def ask_on(where: OnMount, do: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Ask the server, or the one that takes over if it dies meanwhile. Raises what ``ask`` does."""
+    until_s = time.monotonic() + _TAKE_OVER_S
+    while True:
+        try:
+            return ask(where.socket, do, args)
+        except (ServerGone, ServeFailed):
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(ASK_S)
 
 
 class ProgressBar(Protocol):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.arguments import size_of
+from kvfs.cli.arguments import TO_OUTPUT, size_of
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.core.errors import ServeFailed, UsageError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
     from kvfs.cli.report_document import ReportFacts
 
-_TO_OUTPUT: Final = "-"
 _DEFAULT: Final = "kvfs-report.html"
 #: A drive that lasts longer is not worn out by this load.
 _FOREVER_DAYS: Final = 36_500
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from kvfs.cli.report_document import document
 
     text = document(_facts(args.mountpoint, endurance_bytes))
-    if args.output == _TO_OUTPUT:
+    if args.output == TO_OUTPUT:
         print(text, end="")
         return 0
     _write(args.output, text)

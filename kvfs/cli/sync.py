@@ -7,10 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kvfs.cli.arguments import OnMount, locate, seconds_to
-from kvfs.cli.follow import ASK_S, progress_bar
+from kvfs.cli.follow import ASK_S, ask_on, progress_bar
 from kvfs.cli.parser import add_verb
-from kvfs.client.control_socket import ServerGone, ask
-from kvfs.core.errors import ServeFailed, SyncedTooLittle
+from kvfs.core.errors import SyncedTooLittle
 from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 _TIMEOUT_S: Final = 600.0
 #: A week: what is not durable by then will not be.
 _TIMEOUT_MAX_S: Final = 604_800.0
-#: After this time without an answer the mount counts as dead.
-_TAKE_OVER_S: Final = 5.0
 
 
 def configure(subparsers: "Subparsers") -> None:
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask for it, wait, and print how much it was."""
     where = locate(args.paths)
     begun_s = time.monotonic()
-    wanted = _ask(where, "sync", {"paths": list(where.paths)})
+    wanted = ask_on(where, "sync", {"paths": list(where.paths)})
     left = _follow(where, wanted, begun_s + args.timeout, quiet=args.json)
     took_s = round(time.monotonic() - begun_s, 3)
     if args.json:
@@ -72,18 +69,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(where: OnMount, do: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Ask the server, or the one that takes over if it dies meanwhile. Raises what ``ask`` does."""
-    until_s = time.monotonic() + _TAKE_OVER_S
-    while True:
-        try:
-            return ask(where.socket, do, args)
-        except (ServerGone, ServeFailed):
-            if time.monotonic() >= until_s:
-                raise
-        time.sleep(ASK_S)
-
-
 def _rest(left: dict[str, Any]) -> dict[str, Any]:
     return {"left_blocks": left["blocks"], "held_blocks": left["held_blocks"]}
 
@@ -94,9 +79,9 @@ def _follow(
     """Poll how much is left until nothing is or the time is over; return the last answer."""
     with progress_bar("blocks durable", quiet=quiet, counted=True) as show:
         while True:
-            left = _ask(where, "synced", {"wait": wanted["wait"]})
+            left = ask_on(where, "synced", {"wait": wanted["wait"]})
             if "gone" in left:  # another server has taken over: ask it for a wait of its own
-                anew = _ask(where, "sync", {"paths": list(where.paths)})
+                anew = ask_on(where, "sync", {"paths": list(where.paths)})
                 wanted["wait"] = anew["wait"]
                 continue
             show(max(0, wanted["blocks"] - left["blocks"]), wanted["blocks"])
