@@ -1,20 +1,25 @@
-"""``kvfs simulate``: what pools of each size and policy would find of a trace, without files."""
+"""``kvfs simulate``: what pools of each size and policy would find of a load, without files.
+
+The load is a trace of prompts, or a recording of a mount (`kvfs record`), which knows no prompts.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvfs.cli.arguments import percent_of, shares_of, words_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.replay import POLICIES
 from kvfs.cli.tables import LEAST_COLUMNS, Column, headed, table_lines
 from kvfs.core.errors import UsageError
+from kvfs.core.sizes import count_of, format_size
 
 if TYPE_CHECKING:
     from kvfs.bench.output import Screen
     from kvfs.bench.replay.trace import Request
+    from kvfs.bench.simulate.recording import Recording
     from kvfs.bench.simulate.served import Outcome
     from kvfs.cli.parser import Subparsers
     from kvfs.core.admission import Hint
@@ -36,14 +41,14 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "simulate",
         run,
-        description="Serve a request trace from pools that exist in memory only, by the code of a "
-        "mount's policies, and show\nwhat they find and write. gate and best are no policies of a "
-        "mount: gate judges which blocks are worth a\nwrite, best knows the future "
-        "(docs/simulate.md). Needs neither a mount nor root.",
+        description="Serve a request trace, or what `kvfs record` wrote, from pools that exist in "
+        "memory only, by the code of a\nmount's policies, and show what they find and write. gate "
+        "and best are no policies of a mount: gate judges which\nblocks are worth a write, best "
+        "knows the future (docs/simulate.md). Needs neither a mount nor root.",
         example="kvfs simulate trace.jsonl --blocks-share 2%,10% --policies lru,gate,best",
     )
     add, default = parser.add_argument, "(default %(default)s)"
-    add("trace", metavar="TRACE", nargs="?", help="a file as for `kvfs replay`")
+    add("trace", metavar="TRACE", nargs="?", help="a file as for `kvfs replay`, or a recording")
     add("--synthetic", choices=MADE, help="a workload made by rule, in place of TRACE")
     add(
         "--blocks-share",
@@ -65,8 +70,39 @@ def configure(subparsers: "Subparsers") -> None:
     add("--plot", metavar="FILE", help="write a picture (SVG) to FILE")
 
 
+class _Load(NamedTuple):
+    """What is served, and what it is called."""
+
+    requests: "list[Request]"
+    name: str
+    recording: "Recording | None" = None
+
+    @property
+    def accesses(self) -> int:
+        """How many blocks are asked for."""
+        return sum(len(request.blocks) for request in self.requests)
+
+    @property
+    def found(self) -> str:
+        """What a hit is."""
+        return "found in a prefix" if self.recording is None else "found"
+
+    @property
+    def of(self) -> str:
+        """What rates are shares of."""
+        return "accesses" if self.recording is None else "uses"
+
+
+class _Size(NamedTuple):
+    """A pool: its size in percent of the load's blocks, in blocks, and as it is shown."""
+
+    share: float
+    blocks: int
+    shown: str
+
+
 def run(args: argparse.Namespace) -> int:
-    """Serve the trace from each pool, and show and write what was found."""
+    """Serve the load from each pool, and show and write what was found."""
     from kvfs.bench.output import Screen, write_file
     from kvfs.bench.replay.trace import footprint
     from kvfs.bench.simulate.picture import picture_of
@@ -75,35 +111,40 @@ def run(args: argparse.Namespace) -> int:
     shares, policies = shares_of(args.blocks_share, "--blocks-share"), _policies(args.policies)
     right = None if args.hints is None else percent_of(args.hints, "--hints") / 100
     with Screen(args.json, args.plot, steps="prompts") as screen:
-        requests, name = _requests(args)
-        blocks = footprint(requests)
-        rooms = [max(1, int(blocks * share / 100)) for share in shares]
-        hints = [] if right is None else hints_of(requests, right)
-        screen.begin(len(requests) * len(policies) * len(rooms))
+        load = _load(args)
+        blocks = footprint(load.requests)
+        sizes = _sizes(shares, blocks, load.recording)
+        hints = [] if right is None else hints_of(load.requests, right)
+        screen.begin(len(load.requests) * len(policies) * len(sizes))
         found = {
-            policy: [_outcome(policy, requests, room, hints, screen) for room in rooms]
+            policy: [
+                _outcome(policy, load.requests, min(size.blocks, blocks), hints, screen)
+                for size in sizes
+            ]
             for policy in policies
         }
-        screen.write_report(_report(requests, blocks, shares, rooms, found, args))
+        screen.write_report(_report(load, blocks, sizes, found, args))
         tables = sys.stderr if args.json == "-" else sys.stdout
-        asked = sum(len(request.blocks) for request in requests)
         print(
-            headed(f"{name}: {len(requests):,} requests, {asked:,} accesses to {blocks:,} blocks"),
-            "found in a prefix / written, % of all accesses",
+            *_heading(load, blocks),
             "",
-            *_lines(shares, rooms, found),
-            *_behind_lines(shares, rooms, found),
+            *_lines(sizes, found),
+            *_behind_lines(load, sizes, found),
             sep="\n",
             file=tables,
         )
         if args.plot is not None:
-            write_file(args.plot, picture_of(f"kvfs simulate: {name}", shares, found))
+            title = f"kvfs simulate: {load.name}"
+            shown = [size.shown for size in sizes]
+            text = picture_of(title, shown, found, found=f"blocks {load.found}", of=load.of)
+            write_file(args.plot, text)
     return 0
 
 
-def _requests(args: argparse.Namespace) -> "tuple[list[Request], str]":
-    """Return the requests, and what to call them. Raises UsageError, TraceUnreadable."""
+def _load(args: argparse.Namespace) -> _Load:
+    """Return what to serve. Raises UsageError, TraceUnreadable."""
     from kvfs.bench.replay.trace import read_trace
+    from kvfs.bench.simulate.recording import recording_at
     from kvfs.bench.simulate.synthetic import SYNTHETIC, shuffled
 
     if (args.trace is None) == (args.synthetic is None):
@@ -111,10 +152,48 @@ def _requests(args: argparse.Namespace) -> "tuple[list[Request], str]":
     if args.requests is not None and args.requests < 1:
         raise UsageError("--requests must be at least 1")
     if args.trace is None:
-        requests, name = SYNTHETIC[args.synthetic]()[: args.requests], args.synthetic
+        load = _Load(SYNTHETIC[args.synthetic]()[: args.requests], args.synthetic)
     else:
-        requests, name = read_trace(args.trace, args.requests), os.path.basename(args.trace)
-    return (shuffled(requests), f"{name}, shuffled") if args.shuffle else (requests, name)
+        name, recording = os.path.basename(args.trace), recording_at(args.trace, args.requests)
+        if recording is None:
+            load = _Load(read_trace(args.trace, args.requests), name)
+        elif args.hints is not None:
+            raise UsageError("--hints: a recording does not know when a session goes on")
+        else:
+            load = _Load(recording.requests, name, recording)
+    if args.shuffle:
+        load = load._replace(requests=shuffled(load.requests), name=f"{load.name}, shuffled")
+    return load
+
+
+def _sizes(shares: Sequence[float], blocks: int, recording: "Recording | None") -> list[_Size]:
+    """Return the pools of a load with so many *blocks*: of a recording also the mount's own."""
+    sizes = [_Size(share, max(1, int(blocks * share / 100)), f"{share:g} %") for share in shares]
+    if recording is not None:
+        share, room = 100 * recording.room / blocks, max(1, recording.room)
+        sizes.append(_Size(share, room, f"{share:.3g} % (now)"))
+        sizes.sort(key=lambda size: size.blocks)
+    return sizes
+
+
+def _heading(load: _Load, blocks: int) -> Iterator[str]:
+    """Yield what was asked for, and what is counted."""
+    recording = load.recording
+    if recording is None:
+        requests = f"{len(load.requests):,} requests"
+        yield headed(f"{load.name}: {requests}, {load.accesses:,} accesses to {blocks:,} blocks")
+    else:
+        took_s = load.requests[-1].at_s
+        uses = f"{count_of(load.accesses, 'use')} of {count_of(blocks, 'block')}"
+        size = format_size(recording.block_bytes)
+        yield headed(f"{load.name}: {uses} of {size} in {took_s:,.0f} s")
+        asked = f"{count_of(recording.hits, 'hit')} and {recording.misses:,} misses"
+        yield f"the mount has room for {count_of(recording.room, 'block')}; it counted {asked}"
+        if recording.lost:
+            yield f"{count_of(recording.lost, 'use')} more came too fast, and are not in it"
+        if recording.gaps_s:
+            yield f"it lacks {recording.gaps_s:.1f} s in which the server was replaced"
+    yield f"{load.found} / written, % of all {load.of}"
 
 
 def _policies(text: str) -> list[str]:
@@ -148,24 +227,22 @@ def _outcome(
     )
 
 
-def _lines(
-    shares: Sequence[float], rooms: Sequence[int], found: "dict[str, list[Outcome]]"
-) -> Iterator[str]:
+def _lines(sizes: Sequence[_Size], found: "dict[str, list[Outcome]]") -> Iterator[str]:
     """Yield the table: a row a size, a column a policy."""
     columns = [Column(text, right=True) for text in ("pool", "blocks", *found)]
     rows = [
         (
-            f"{share:g} %",
-            f"{room:,}",
+            size.shown,
+            f"{size.blocks:,}",
             *(f"{one[at].prefix_hits:.1f} / {one[at].written:.0f}" for one in found.values()),
         )
-        for at, (share, room) in enumerate(zip(shares, rooms, strict=True))
+        for at, size in enumerate(sizes)
     ]
     return table_lines(columns, rows, LEAST_COLUMNS)
 
 
 def _behind_lines(
-    shares: Sequence[float], rooms: Sequence[int], found: "dict[str, list[Outcome]]"
+    load: _Load, sizes: Sequence[_Size], found: "dict[str, list[Outcome]]"
 ) -> Iterator[str]:
     """Yield what a tier behind would add with the first policy of a mount: a row a size."""
     policy = next((each for each in found if each != _BEST), None)
@@ -174,42 +251,45 @@ def _behind_lines(
     outcomes = found[policy]
     yield ""
     yield headed(f"A tier behind a pool with {policy}, by how long it keeps what is evicted")
-    yield "adds to what is found in a prefix, and is written, % of all accesses"
+    yield f"adds to what is {load.found}, and is written, % of all {load.of}"
     yield ""
     names = ("pool", "blocks", *outcomes[0].behind, "written")
     rows = [
         (
-            f"{share:g} %",
-            f"{room:,}",
+            size.shown,
+            f"{size.blocks:,}",
             *(f"{gain:.1f}" for gain in one.behind.values()),
             f"{one.evicted:.0f}",
         )
-        for share, room, one in zip(shares, rooms, outcomes, strict=True)
+        for size, one in zip(sizes, outcomes, strict=True)
     ]
     yield from table_lines([Column(text, right=True) for text in names], rows, LEAST_COLUMNS)
 
 
 def _report(
-    requests: "Sequence[Request]",
+    load: _Load,
     blocks: int,
-    shares: Sequence[float],
-    rooms: Sequence[int],
+    sizes: Sequence[_Size],
     found: "dict[str, list[Outcome]]",
     args: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return the same as numbers; rates are shares of all accesses."""
+    recording = load.recording
     return {
         "format": _FORMAT,
         "trace": args.trace or args.synthetic,
+        "recording": None
+        if recording is None
+        else {name: value for name, value in recording._asdict().items() if name != "requests"},
         "is_shuffled": args.shuffle,
         "hints": args.hints,
-        "requests": len(requests),
-        "accesses": sum(len(request.blocks) for request in requests),
+        "requests": len(load.requests),
+        "accesses": load.accesses,
         "blocks": blocks,
         "pools": [
             {
-                "blocks_share": share / 100,
-                "blocks": room,
+                "blocks_share": size.share / 100,
+                "blocks": size.blocks,
                 "policies": {
                     policy: {
                         "hit_rate": round(one[at].prefix_hits / 100, 6),
@@ -222,6 +302,6 @@ def _report(
                     for policy, one in found.items()
                 },
             }
-            for at, (share, room) in enumerate(zip(shares, rooms, strict=True))
+            for at, size in enumerate(sizes)
         ],
     }

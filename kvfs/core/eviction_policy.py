@@ -83,6 +83,8 @@ class Columns(NamedTuple):
     retention: Retention | None = None
     #: None while all blocks are of one tenant, or are not all known.
     owners: Owners | None = None
+    #: 32 bits of a hash of each name; none where no policy reads them.
+    name_hash: NDArray[np.uint32] = np.zeros(0, np.uint32)
 
     def of(self, rows: NDArray[np.intp]) -> "Columns":
         """Return *rows* of these alone, without owners. Ranks must be those of now."""

@@ -338,7 +338,7 @@ class Heat:
             owners = self._tenants.columns(self._marks.stamp_at(int(since_s * SECOND_NS)) or 0)
         return Columns(
             *(rows.ino, rows.touched, rows.touches, rows.allocated_bytes, rows.rank),
-            *(retention, owners),
+            *(retention, owners, rows.name_hash),
         )
 
     def run_due(self, now_s: float) -> None:

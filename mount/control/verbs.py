@@ -1,4 +1,4 @@
-"""The verbs evict, pin, unpin, verify and hottest of the control socket.
+"""The verbs evict, pin, unpin, verify and hottest of the control socket; others have own files.
 
 Long work is a job, of which one runs at a time. The request that starts it answers at once with its
 number; ``job`` returns its progress, ``cancel`` ends it after its present step. The job goes on if
@@ -42,6 +42,7 @@ from kvfs.engine.names.named import (
 )
 from kvfs.engine.store import Store
 from kvfs.pool.rules.paths import path_of
+from mount.control.record_verbs import RecordVerbs
 from mount.control.socket import Verb
 
 _log: Final = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ class CommandVerbs:
             "pins": self._pins,
             "hottest": self._hottest,
             **self._jobs.table(),
+            **RecordVerbs(self._store).table(),
         }
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, Any]:

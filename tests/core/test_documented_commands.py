@@ -37,6 +37,7 @@ RUN: Final = {
     "kvfs demo": "tests/fuse/commands/test_demo.py",
     "kvfs size ": "tests/core/test_size_command.py",
     "kvfs simulate ": "tests/core/test_simulate_command.py",
+    "kvfs record ": "tests/fuse/commands/test_record.py",
     "kvfs events ": "tests/fuse/control/test_events.py",
     "kvfs upgrade ": "tests/system/test_upgrades.py",
     "curl ": "tests/fuse/commands/test_documented_commands.py",

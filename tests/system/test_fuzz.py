@@ -28,10 +28,11 @@ WHOLE_S: Final = 300
 #: All verbs but ``upgrade``, which starts what it is told to start.
 VERBS: Final = (
     "status", "evict", "pin", "unpin", "verify", "pins", "hottest", "job", "cancel", "history",
-    "sync", "synced",
+    "sync", "synced", "record", "recorded",
 )  # fmt: skip
 KEYS: Final = (
     "paths", "match", "bytes", "unused_for_s", "dry_run", "all", "after", "job", "wait", "ticket",
+    "key", "recording", "end",
 )  # fmt: skip
 
 

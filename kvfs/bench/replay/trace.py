@@ -24,6 +24,8 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BLOCKS_END: Final = 1 << 64
 #: More blocks in one prompt are a mistake in the file: at 16 tokens a block, 16 million tokens.
 _BLOCKS_MAX: Final = 1 << 20
+#: The key of the first line of a recording (bench/simulate/recording.py), which is no trace.
+RECORDING_KEY: Final = "kvfs_recording"
 _KEYS: Final = ("timestamp", "input_length", "hash_ids")
 
 
@@ -48,7 +50,7 @@ def read_trace(path: str, requests_max: int | None = None) -> list[Request]:
     requests: list[Request] = []
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(_lines(file), 1):
+            for number, line in enumerate(lines_of(file), 1):
                 if requests_max is not None and len(requests) == requests_max:
                     break
                 try:
@@ -89,7 +91,8 @@ def parse_line(line: str) -> Request | None:
     return Request(at_ms / 1000, tokens, tuple(blocks))
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of *file*, which may be compressed with gzip. Raises what gzip does."""
     magic = file.read(len(_GZIP_MAGIC))
     file.seek(0)
     if magic == _GZIP_MAGIC:
@@ -104,6 +107,8 @@ def _json_parts(line: str) -> tuple[float, int, Sequence[int]]:
         found: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if RECORDING_KEY in found:
+        raise ValueError("a recording by `kvfs record`, without prompts: `kvfs simulate` reads it")
     if missing := [key for key in _KEYS if key not in found]:
         raise ValueError(f"no {', '.join(missing)}")
     at_ms, tokens, blocks = (found[key] for key in _KEYS)

@@ -20,13 +20,21 @@ _STEPS: Final = 5
 
 
 def picture_of(
-    title: str, shares: Sequence[float], outcomes: Mapping[str, Sequence[Outcome]]
+    title: str,
+    sizes: Sequence[str],
+    outcomes: Mapping[str, Sequence[Outcome]],
+    *,
+    found: str,
+    of: str,
 ) -> str:
-    """Return an SVG document. *shares*: sizes in percent; *outcomes*: by policy, one a size."""
+    """Return an SVG document. *sizes*: as they are shown; *outcomes*: by policy, one a size.
+
+    *found* says what a hit is, and *of* what rates are shares of.
+    """
     width, height = _LEFT + 2 * _WIDE + _GAP + _NAMES, _ABOVE + _HIGH + 60
     panels = (
-        ("blocks of a prefix that were found, % of all accesses", _hits),
-        ("blocks written, % of all accesses", _written),
+        (f"{found}, % of all {of}", _hits),
+        (f"written, % of all {of}", _written),
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -37,11 +45,11 @@ def picture_of(
     ]
     for number, (heading, value_of) in enumerate(panels):
         left = _LEFT + number * (_WIDE + _GAP)
-        most = max((value_of(one) for found in outcomes.values() for one in found), default=0)
+        most = max((value_of(one) for each in outcomes.values() for one in each), default=0)
         top_value = max(10, 10 * -(-int(most) // 10))
-        parts += _panel(left, heading, shares, top_value)
-        for colour, found in zip(_COLOURS, outcomes.values(), strict=False):
-            values = [value_of(one) for one in found]
+        parts += _panel(left, heading, sizes, top_value)
+        for colour, each in zip(_COLOURS, outcomes.values(), strict=False):
+            values = [value_of(one) for one in each]
             parts.append(_line(left, values, top_value, colour))
     for number, (name, colour) in enumerate(zip(outcomes, _COLOURS, strict=False)):
         x, y = _LEFT + 2 * _WIDE + _GAP + 24, _ABOVE + 20 * number
@@ -58,16 +66,16 @@ def _written(outcome: Outcome) -> float:
     return outcome.written
 
 
-def _panel(left: int, heading: str, shares: Sequence[float], top_value: int) -> Iterator[str]:
+def _panel(left: int, heading: str, sizes: Sequence[str], top_value: int) -> Iterator[str]:
     bottom = _ABOVE + _HIGH
     yield _words(left, _ABOVE - 14, heading, _SOFT)
     for step in range(_STEPS + 1):
         y = bottom - _HIGH * step / _STEPS
         yield (f'<line x1="{left}" y1="{y:g}" x2="{left + _WIDE}" y2="{y:g}" stroke="{_GRID}"/>')
         yield _words(left - 8, y + 4, f"{top_value * step / _STEPS:g}", _SOFT, "end")
-    for number, share in enumerate(shares):
-        x = _x(left, number, len(shares))
-        yield _words(x, bottom + 18, f"{share:g} %", _SOFT, "middle")
+    for number, size in enumerate(sizes):
+        x = _x(left, number, len(sizes))
+        yield _words(x, bottom + 18, size, _SOFT, "middle")
     yield _words(left, bottom + 40, "size of the pool, of all blocks", _SOFT)
 
 

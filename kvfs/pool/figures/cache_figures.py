@@ -24,6 +24,7 @@ from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecor
 from kvfs.pool.figures.events import Events, Kind
 from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel
 from kvfs.pool.figures.looks import A_TICK, Looks
+from kvfs.pool.figures.touch_recordings import TouchRecordings
 from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.heat import Heat
@@ -210,6 +211,7 @@ class CacheFigures:
         #: The times from CREATE until a block is stored.
         self.store_times: Final = RecentLatency()
         self.events: Final = Events(index, clock_ns)
+        self.recordings: Final = TouchRecordings(heat, monotonic_s)
         #: Hits and misses that ``reuse`` was told of.
         self._references = 0
         self._evicted_blocks = dict.fromkeys(Reason, 0)
@@ -224,8 +226,10 @@ class CacheFigures:
         elif why is Why.EVICTED:
             used_ns = self._heat.used_ns(changed.ino)
             age_ns = 0 if used_ns is None else self._age_ns() - used_ns
+            self._went(changed.ino, before)
             self.evicted(before, changed.reason, age_ns)
         elif after is None:
+            self._went(changed.ino, before)
             self.removed(before)
         elif S_ISDIR(after.mode):
             self.tallies.tree_changed()
@@ -305,11 +309,22 @@ class CacheFigures:
         if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
             self.events.add(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
 
+    def _went(self, ino: InodeNo, record: InodeRecord) -> None:
+        if self.recordings.wanted:
+            self.recordings.went(ino, record)
+
     def run_due(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""
+        self.recordings.run_due(now_s)
         self.looks.settle(A_TICK)
         self.store_times.run_due(now_s)
         self.reuse.count_loads()
+
+    def asked(self) -> tuple[int, int]:
+        """Return all hits and misses."""
+        self.looks.settle()
+        total = self.tallies.all()
+        return total.hits, total.misses
 
     def shown(self, capacity_bytes: int, held_bytes: int) -> dict[str, Any]:
         """Return the figures for `kvfs status`: counts, bytes and seconds.
