@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.bench.replay.trace import RECORDING_KEY
-from kvfs.bench.simulate.recording import FORMAT
+from kvfs.bench.replay.trace import RECORDING_FORMAT, RECORDING_KEY
 from kvfs.cli.arguments import TO_OUTPUT, OnMount, locate, positive_of
 from kvfs.cli.follow import ask_on
 from kvfs.cli.parser import add_verb
@@ -81,7 +80,7 @@ class Recorder:
         begun = self._begin()
         write(
             {
-                RECORDING_KEY: FORMAT,
+                RECORDING_KEY: RECORDING_FORMAT,
                 "name": begun["name"],
                 "time": begun["time"],
                 "every_s": _EVERY_S,

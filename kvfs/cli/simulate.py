@@ -80,7 +80,14 @@ class _Load(NamedTuple):
     @property
     def accesses(self) -> int:
         """How many blocks are asked for."""
+        if self.recording is not None:
+            return self.recording.uses
         return sum(len(request.blocks) for request in self.requests)
+
+    @property
+    def one_in(self) -> int:
+        """One block in so many is served (recording.py)."""
+        return 1 if self.recording is None else self.recording.one_in
 
     @property
     def found(self) -> str:
@@ -112,14 +119,13 @@ def run(args: argparse.Namespace) -> int:
     right = None if args.hints is None else percent_of(args.hints, "--hints") / 100
     with Screen(args.json, args.plot, steps="prompts") as screen:
         load = _load(args)
-        blocks = footprint(load.requests)
+        blocks = footprint(load.requests) * load.one_in
         sizes = _sizes(shares, blocks, load.recording)
         hints = [] if right is None else hints_of(load.requests, right)
         screen.begin(len(load.requests) * len(policies) * len(sizes))
         found = {
             policy: [
-                _outcome(policy, load.requests, min(size.blocks, blocks), hints, screen)
-                for size in sizes
+                _outcome(policy, load, min(size.blocks, blocks), hints, screen) for size in sizes
             ]
             for policy in policies
         }
@@ -187,6 +193,8 @@ def _heading(load: _Load, blocks: int) -> Iterator[str]:
         uses = f"{count_of(load.accesses, 'use')} of {count_of(blocks, 'block')}"
         size = format_size(recording.block_bytes)
         yield headed(f"{load.name}: {uses} of {size} in {took_s:,.0f} s")
+        if recording.one_in > 1:
+            yield f"by a sample: one block in {recording.one_in}"
         asked = f"{count_of(recording.hits, 'hit')} and {recording.misses:,} misses"
         yield f"the mount has room for {count_of(recording.room, 'block')}; it counted {asked}"
         if recording.lost:
@@ -206,25 +214,24 @@ def _policies(text: str) -> list[str]:
 
 
 def _outcome(
-    policy: str,
-    requests: "Sequence[Request]",
-    room: int,
-    hints: "Sequence[Hint]",
-    screen: "Screen",
+    policy: str, load: _Load, blocks: int, hints: "Sequence[Hint]", screen: "Screen"
 ) -> "Outcome":
     from kvfs.bench.simulate.optimum import best_possible
     from kvfs.bench.simulate.served import policy_for, served
 
-    screen.describe(f"{policy}, {room:,} blocks")
+    screen.describe(f"{policy}, {blocks:,} blocks")
+    room = max(1, blocks // load.one_in)
     if policy == _BEST:
-        return best_possible(requests, room, screen.count)
-    return served(
-        requests,
-        policy_for(policy, room),
-        room,
-        hints=hints if policy == _GATE else (),
-        count=screen.count,
-    )
+        found = best_possible(load.requests, room, screen.count)
+    else:
+        found = served(
+            load.requests,
+            policy_for(policy, room),
+            room,
+            hints=hints if policy == _GATE else (),
+            count=screen.count,
+        )
+    return found if load.recording is None else load.recording.of_all(found)
 
 
 def _lines(sizes: Sequence[_Size], found: "dict[str, list[Outcome]]") -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import random
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +56,7 @@ def test_its_uses_are_requests_of_one_block(path: Path) -> None:
         (block,) for block in (1, 2, 3, 9, 1, 2, 8, 3, 9)
     ]
     assert [request.at_s for request in found.requests] == [1.0] * 3 + [2.0] * 3 + [4.5] * 3
-    assert found[1:] == (4000, 5, 9, 6, 7, 2.5)
+    assert found[1:] == (9, 1, 4000, 5, 9, 6, 7, 2.5)
     first = recording_at(str(path), 4)
     assert first is not None
     assert first.requests == found.requests[:4]
@@ -71,8 +73,8 @@ def test_each_block_counts_by_itself_also_in_a_pool_of_the_mounts_size(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = simulated(path, "--blocks-share", "20%,100%", capsys=capsys)
-    own = {"block_bytes": 4000, "room": 5, "hits": 9, "misses": 6, "lost": 7, "gaps_s": 2.5}
-    assert found["recording"] == own
+    own = {"uses": 9, "one_in": 1, "block_bytes": 4000, "room": 5, "hits": 9, "misses": 6}
+    assert found["recording"] == own | {"lost": 7, "gaps_s": 2.5}
     assert (found["accesses"], found["blocks"]) == (9, 5)
     assert [pool["blocks"] for pool in found["pools"]] == [1, 5, 5]
     one, *whole = found["pools"]
@@ -107,6 +109,48 @@ def test_the_table_says_what_was_counted(
     ]
     assert "prefix" not in printed.out + picture.read_text()
     assert "60 % (now)" in picture.read_text()
+
+
+def skewed(uses: int, blocks: int) -> list[int]:
+    """Blocks as Zipf's law has them used, with numbers by chance."""
+    draw = random.Random(37)
+    numbers = [draw.getrandbits(32) for _ in range(blocks)]
+    weights = list(accumulate(1 / (rank + 1) for rank in range(blocks)))
+    return draw.choices(numbers, cum_weights=weights, k=uses)
+
+
+def test_of_a_long_recording_a_sample_is_served(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It finds what all of it would, within some percent: a real one has 4,096 blocks or more."""
+    used = skewed(40_000, 9_000)
+    lines = [line(1000.0 + at, *used[at : at + 100]) for at in range(0, len(used), 100)]
+    path.write_text(text_of({**HEADER, "for_blocks_bytes": 4_000_000}, *lines))
+    flags = ("--policies", "lru,best", "--blocks-share", "20%")
+    whole = simulated(path, *flags, capsys=capsys)
+    monkeypatch.setattr("kvfs.bench.simulate.recording.SERVED_MAX", 11_000)
+    monkeypatch.setattr("kvfs.bench.simulate.recording.SAMPLED_LEAST", 500)
+    sample = simulated(path, *flags, capsys=capsys)
+    assert (whole["recording"]["one_in"], sample["recording"]["one_in"]) == (1, 4)
+    assert sample["accesses"] == whole["accesses"] == 40_000
+    assert 0 < sample["requests"] <= 11_000
+    assert sample["blocks"] == pytest.approx(whole["blocks"], rel=0.05)
+    for one, other in zip(whole["pools"], sample["pools"], strict=True):
+        assert other["blocks"] == pytest.approx(one["blocks"], rel=0.05)
+        for policy, found in one["policies"].items():
+            for rate in ("hit_rate", "written"):
+                assert other["policies"][policy][rate] == pytest.approx(found[rate], abs=0.03)
+    assert main(["simulate", str(path), *flags]) == 0
+    assert "by a sample: one block in 4" in capsys.readouterr().out
+
+
+def test_uses_of_few_blocks_are_all_served(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvfs.bench.simulate.recording.SERVED_MAX", 10)
+    lines = [line(1000.0 + at, at % 7, 1 << 31) for at in range(100)]
+    path.write_text(text_of(HEADER, *lines))
+    found = recording_at(str(path))
+    assert found is not None
+    assert (len(found.requests), found.uses, found.one_in) == (200, 200, 1)
 
 
 def test_a_last_line_that_is_not_whole_counts_for_nothing(path: Path) -> None:

@@ -26,6 +26,8 @@ _BLOCKS_END: Final = 1 << 64
 _BLOCKS_MAX: Final = 1 << 20
 #: The key of the first line of a recording (bench/simulate/recording.py), which is no trace.
 RECORDING_KEY: Final = "kvfs_recording"
+#: Its value. Goes up when a key of a recording changes its meaning or is removed.
+RECORDING_FORMAT: Final = 1
 _KEYS: Final = ("timestamp", "input_length", "hash_ids")
 
 

@@ -2,6 +2,9 @@
 
 A recording tells which blocks were used, and not in which prompts. So each use stands alone: no
 block needs another one before it to be of use. docs/simulate.md has the format.
+
+Of a long recording a sample of the blocks is served, from pools that are smaller by as much
+(SHARDS: Waldspurger et al., FAST 2015).
 """
 
 import json
@@ -10,15 +13,19 @@ from collections.abc import Iterable
 from gzip import BadGzipFile
 from typing import Any, Final, NamedTuple
 
-from kvfs.bench.replay.trace import RECORDING_KEY, Request, lines_of
+from kvfs.bench.replay.trace import RECORDING_FORMAT, RECORDING_KEY, Request, footprint, lines_of
+from kvfs.bench.simulate.served import Outcome
 from kvfs.core.errors import TraceUnreadable
 
-#: The value of RECORDING_KEY in the first line. Goes up when a key of a line changes its meaning or
-#: is removed.
-FORMAT: Final = 1
 _NUMBERS_END: Final = 1 << 32
+#: Spreads numbers that are not by chance over all of the range (Knuth, TAOCP 3, 6.4).
+_SPREAD: Final = 0x9E3779B1
 #: Times are seconds since 1970; a later one is a mistake.
 _TIMES_END_S: Final = 1 << 40
+#: Uses that are served, by a pool and policy in seconds to a minute; of more a sample is.
+SERVED_MAX: Final = 1 << 16
+#: Blocks that a sample has at least: a percent of them is more than chance.
+SAMPLED_LEAST: Final = 1 << 12
 #: What is summed up over the lines.
 _COUNTS: Final = ("bytes", "hits", "misses", "lost", "gap_s")
 
@@ -27,7 +34,11 @@ class Recording(NamedTuple):
     """What was recorded."""
 
     requests: list[Request]
-    """Each of one block; the time begins at the header's."""
+    """Each of one block, of the sample; the time begins at the header's."""
+    uses: int
+    """How many there are in all."""
+    one_in: int
+    """The sample has one block in so many."""
     block_bytes: int
     """The mean size of the blocks that are asked for."""
     room: int
@@ -39,6 +50,20 @@ class Recording(NamedTuple):
     """Uses that are not in it."""
     gaps_s: float
     """How long nothing was recorded, because the server was replaced."""
+
+    def of_all(self, found: Outcome) -> Outcome:
+        """Return what *found*, of the sample, is of all uses.
+
+        A few blocks have many of the uses, and are hits wherever they are served. So uses that the
+        sample has too few or too many of count as hits (SHARDS-adj of the same paper).
+        """
+        share = len(self.requests) * self.one_in / self.uses
+        return Outcome(
+            max(0.0, 100 - (100 - found.prefix_hits) * share),
+            found.written * share,
+            {age: gain * share for age, gain in found.behind.items()},
+            found.evicted * share,
+        )
 
 
 def recording_at(path: str, uses_max: int | None = None) -> Recording | None:
@@ -61,12 +86,11 @@ def recording_at(path: str, uses_max: int | None = None) -> Recording | None:
 def _recording(
     path: str, header: dict[str, Any], lines: Iterable[bytes], uses_max: int | None
 ) -> Recording:
-    if header[RECORDING_KEY] != FORMAT:
-        raise TraceUnreadable(
-            f"{path}: a recording of format {header[RECORDING_KEY]!r}; this kvfs reads {FORMAT}"
-        )
-    counts, uses, number = dict.fromkeys(_COUNTS, 0.0), 0, 1
-    requests, at_s = list[Request](), 0.0
+    if header[RECORDING_KEY] != RECORDING_FORMAT:
+        found = f"a recording of format {header[RECORDING_KEY]!r}"
+        raise TraceUnreadable(f"{path}: {found}; this kvfs reads {RECORDING_FORMAT}")
+    counts, sample, told, number = dict.fromkeys(_COUNTS, 0.0), _Sample(), 0, 1
+    at_s = 0.0
     try:
         room_bytes, begun_s = _number(header, "for_blocks_bytes"), _number(header, "time")
         for text in lines:
@@ -77,22 +101,46 @@ def _recording(
                     break
                 raise ValueError("not a line of JSON")
             blocks, at_s = _blocks(line), max(at_s, _number(line, "time") - begun_s)
-            uses += len(blocks)
-            requests += (Request(at_s, 0, (block,)) for block in blocks)
+            told += len(blocks)
+            sample.add(at_s, blocks if uses_max is None else blocks[: uses_max - sample.uses])
             for name in counts:
                 counts[name] += _number(line, name)
-            if uses_max is not None and uses >= uses_max:
+            if uses_max is not None and sample.uses >= uses_max:
                 break
     except ValueError as error:
         raise TraceUnreadable(f"{path}, line {number}: {error}") from None
-    if not requests:
+    if not told:
         raise TraceUnreadable(f"{path}: no block was used while it was recorded")
-    block_bytes = max(1, round(counts.pop("bytes") / uses))
+    block_bytes = max(1, round(counts.pop("bytes") / told))
     hits, misses, lost, gaps_s = counts.values()
-    room = int(room_bytes) // block_bytes
     return Recording(
-        requests[:uses_max], block_bytes, room, int(hits), int(misses), int(lost), gaps_s
+        *(sample.requests, sample.uses, sample.one_in, block_bytes, int(room_bytes) // block_bytes),
+        *(int(hits), int(misses), int(lost), gaps_s),
     )
+
+
+class _Sample:
+    """The uses that are served: all, or once these are too many, those of some blocks."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.uses = 0
+        self.one_in = 1
+        self._most = SERVED_MAX
+
+    def add(self, at_s: float, blocks: list[int]) -> None:
+        """Add uses of *blocks*."""
+        self.uses += len(blocks)
+        self.requests += (Request(at_s, 0, (block,)) for block in blocks if self._has(block))
+        while len(self.requests) > self._most:
+            if footprint(self.requests) < 2 * SAMPLED_LEAST:
+                self._most *= 2  # few blocks are a small pool, which serves fast
+                continue
+            self.one_in *= 2
+            self.requests = [each for each in self.requests if self._has(each.blocks[0])]
+
+    def _has(self, block: int) -> bool:
+        return block * _SPREAD % _NUMBERS_END * self.one_in < _NUMBERS_END
 
 
 def _table(line: bytes) -> dict[str, Any] | None:
