@@ -18,8 +18,8 @@ from kvfs.bench.simulate.served import Outcome
 from kvfs.core.errors import TraceUnreadable
 
 _NUMBERS_END: Final = 1 << 32
-#: Spreads numbers that are not by chance over all of the range (Knuth, TAOCP 3, 6.4).
-_SPREAD: Final = 0x9E3779B1
+#: 2^32 by the golden ratio: it spreads numbers that are not by chance (Knuth, TAOCP 3, 6.4).
+_GOLDEN: Final = 0x9E3779B9
 #: Times are seconds since 1970; a later one is a mistake.
 _TIMES_END_S: Final = 1 << 40
 #: Uses that are served, by a pool and policy in seconds to a minute; of more a sample is.
@@ -140,7 +140,7 @@ class _Sample:
             self.requests = [each for each in self.requests if self._has(each.blocks[0])]
 
     def _has(self, block: int) -> bool:
-        return block * _SPREAD % _NUMBERS_END * self.one_in < _NUMBERS_END
+        return block * _GOLDEN % _NUMBERS_END * self.one_in < _NUMBERS_END
 
 
 def _table(line: bytes) -> dict[str, Any] | None:
