@@ -235,6 +235,8 @@ class Accounts:
         self.pinned: Final = Taken(self.tenants)
         #: Bytes of names and attributes that are never evicted; root's are not counted.
         self.names: Final = Taken(self.tenants)
+        #: What its requests that wait for room hold in memory (wait_shares.py).
+        self.waiting: Final = Taken(self.tenants)
         #: Open files that cost the server a descriptor (handles.py).
         self.open_files: Final = Taken(self.tenants)
 
@@ -262,6 +264,7 @@ class Accounts:
             "pinned_bytes": self.pinned.rows(),
             "names_bytes": self.names.rows(),
             "open_files": self.open_files.rows(),
+            "waiting_bytes": self.waiting.rows(),
         }
         stored = self.stored.rows()
         named = (*self.entitlements.named(), *self.directories)

@@ -61,7 +61,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "space_waits": {
             "count": mount.files.room.stalls,
             "waiting": mount.files.room.waiting,
-            "rejected": mount.files.room.turned_away,
+            "rejected": mount.files.room.shares.turned_away,
             "total_s": round(mount.files.room.stalled_s, 3),
             "longest_s": round(mount.files.room.longest_s, 3),
         },

@@ -343,8 +343,8 @@ class Files:
 
         Raises NoSpace, OverShare.
         """
-        self.held.require_draft(parent, self.callers.payer())
-        await self.room.find_to_begin(self.about_to_wait)
+        payer = self.held.require_draft(parent, self.callers.payer())
+        await self.room.find_to_begin(self.about_to_wait, payer)
 
     async def find_room_to_create(self, parent: InodeNo, name: bytes, flags: int) -> None:
         """Make space for a CREATE of *name*, or find that some may come. Raises NoSpace.

@@ -20,6 +20,7 @@ from kvfs.core.lifecycle import HELD
 from kvfs.core.sizes import format_size
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
+from kvfs.machine.processes import OVERFLOW_UID
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.whole_space import SpaceFigures
@@ -91,10 +92,15 @@ class HeldShares:
         told = f"tenant {who} holds {format_size(held)}, more than its share"
         raise TooManyOpen(told) if reads else OverShare(told)
 
-    def require_draft(self, directory: InodeNo, uid: int) -> None:
-        """Raise OverShare if who holds what user *uid* writes in *directory* holds its share."""
+    def require_draft(self, directory: InodeNo, uid: int) -> int:
+        """Raise OverShare if who holds what user *uid* writes in *directory* holds its share.
+
+        Return who that is.
+        """
         below = self._rules.below(directory) if self._directories else None
-        self.require(uid if below is None else below)
+        holder = uid if below is None else below
+        self.require(holder)
+        return holder
 
     def directory_of(self, ino: InodeNo) -> InodeNo:
         """Return the directory of file *ino*; the root for one without a name."""
@@ -108,6 +114,10 @@ class HeldShares:
         """
         if handle.holder >= 0:
             self.require(self._holder(handle), size_bytes)
+
+    def payer(self, handle: Handle) -> int:
+        """Return who pays for what requests on *handle* hold; all that are unknown are one."""
+        return OVERFLOW_UID if handle.holder < 0 else self._holder(handle)
 
     def _holder(self, handle: Handle) -> int:
         """Return the user, or the tenant, that keeps the bytes of *handle* from eviction."""

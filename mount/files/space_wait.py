@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from kvfs.core.account import ROOT
 from kvfs.core.errors import NO_SPACE, NoSpace, NotAtHand
 from kvfs.core.sizes import format_size
 from kvfs.core.types import InodeNo
@@ -22,6 +23,7 @@ from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.space.drive import PoolDrive
 from mount.files.device_asks import DeviceAsks
+from mount.files.wait_shares import WaitShares
 from mount.fuse.late import AboutToWait
 
 #: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.
@@ -166,11 +168,12 @@ class SpaceQueue:
         self.stalls = 0
         self.stalled_s = 0.0
         self.longest_s = 0.0
-        #: Requests that were refused because too many waited already.
-        self.turned_away = 0
+        accounts = store.pool.space.accounts
+        self.shares: Final = WaitShares(
+            accounts.waiting, lambda: store.pool.settings.room_wait_bytes
+        )
         #: Oldest first, without those that are decided.
         self._line: dict[_Waiter, None] = {}
-        self._held_bytes = 0
         self._allowance = _Allowance()
         self._pause_s = _LOOK_S
         #: Until this time no request starts to wait for users that another one waited for in vain.
@@ -182,11 +185,13 @@ class SpaceQueue:
         ino: InodeNo,
         about_to_wait: AboutToWait | None = None,
         held_bytes: int = 0,
+        payer: int = ROOT,
     ) -> None:
         """Return once there are *size_bytes* of room for *ino*, after waiting for them if need be.
 
-        The caller holds *held_bytes* of memory meanwhile. Raises NoSpace when nothing is left to
-        evict, after ``room_wait_s``, or when waiters hold ``room_wait_bytes`` already.
+        The caller holds *held_bytes* of memory meanwhile, for *payer*. Raises NoSpace when nothing
+        is left to evict, after ``room_wait_s``, or when waiters hold ``room_wait_bytes`` already;
+        OverShare if those of the payer's tenant have their share of that.
         """
         drive = self._store.pool.space.drives.of(ino)
         try:
@@ -199,13 +204,14 @@ class SpaceQueue:
             # One after the other, such waiters would delay all that need space by a second each.
             in_vain = now_s < self._vain_until_s
             waiter = _Waiter(size_bytes, (drive,), now_s, math.inf, in_vain=in_vain)
-            await self._make(waiter, about_to_wait, held_bytes)
+            await self._make(waiter, about_to_wait, held_bytes, payer)
 
     async def allocate(
         self,
         opened: OpenInode,
         wanted: AllocationRequest,
         about_to_wait: AboutToWait | None = None,
+        payer: int = ROOT,
     ) -> None:
         """Do an fallocate(2) in a thread (tmpfs clears memory), with room for it.
 
@@ -215,7 +221,7 @@ class SpaceQueue:
         for tries_left in reversed(range(DEVICE_TRIES)):
             lacking_bytes = allocations.growth_bytes(opened, wanted)
             if lacking_bytes:
-                await self.find(lacking_bytes, opened.ino, about_to_wait)
+                await self.find(lacking_bytes, opened.ino, about_to_wait, payer=payer)
             # Atomic: no checkpoint since the space was found.
             allocation = allocations.begin(opened, wanted)
             try:
@@ -240,7 +246,7 @@ class SpaceQueue:
         await self._asks.in_order(about_to_wait, ino=ino)  # what is being freed is free first
         self._store.pool.space.drives.of(ino).device_room.refused()
 
-    async def find_to_begin(self, about_to_wait: AboutToWait) -> None:
+    async def find_to_begin(self, about_to_wait: AboutToWait, payer: int = ROOT) -> None:
         """Return when a draft may be created: there is space, or some may come.
 
         Its first write asks again. Raises NoSpace when nothing more can be evicted.
@@ -256,7 +262,7 @@ class SpaceQueue:
                 if allowed_s > _PATIENCE_S:
                     drives = self._store.pool.space.serving
                     waiter = _Waiter(1, drives, now_s, now_s + allowed_s, in_vain=False)
-                    await self._make(waiter, about_to_wait, 0)
+                    await self._make(waiter, about_to_wait, 0, payer)
             except NoSpace:
                 if not self.lets_begin(trio.current_time() - now_s):
                     raise
@@ -289,15 +295,11 @@ class SpaceQueue:
         return any(each.worth_waiting(size_bytes, waited_s) for each in prospects)
 
     async def _make(
-        self, waiter: _Waiter, about_to_wait: AboutToWait | None, held_bytes: int
+        self, waiter: _Waiter, about_to_wait: AboutToWait | None, held_bytes: int, payer: int
     ) -> None:
         """Wait for room; no checkpoint comes between finding it and returning. Raises NoSpace."""
         held_bytes += _WAITER_BYTES
-        bound_bytes = self._store.pool.settings.room_wait_bytes
-        if self._held_bytes + held_bytes > bound_bytes:
-            self.turned_away += 1
-            raise NoSpace(f"{len(self._line)} others wait for room")
-        self._held_bytes += held_bytes
+        self.shares.begin(payer, held_bytes)
         self.stalls += 1
         resume = None if about_to_wait is None else about_to_wait()
         try:
@@ -305,7 +307,7 @@ class SpaceQueue:
         finally:
             if resume is not None:
                 resume()
-            self._held_bytes -= held_bytes
+            self.shares.end(payer, held_bytes)
             waited_s = trio.current_time() - waiter.since_s
             self.stalled_s += waited_s
             self.longest_s = max(self.longest_s, waited_s)

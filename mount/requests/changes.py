@@ -97,7 +97,8 @@ class Changes:
             with contextlib.suppress(NoSpace, OverShare, OSError):
                 lacking_bytes = self._store.blocks.allocations.growth_bytes(opened, wanted)
                 files.held.require_growth(handle, lacking_bytes)
-                await files.room.allocate(opened, wanted, files.about_to_wait)
+                payer = files.held.payer(handle)
+                await files.room.allocate(opened, wanted, files.about_to_wait, payer)
 
     async def _say_durably(self, ino: InodeNo, record: InodeRecord) -> None:
         """Wait until the identity of *ino* is durable. Raises NoSpace, OSError."""

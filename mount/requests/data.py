@@ -132,6 +132,7 @@ class Transfers:
             ino=opened.ino,
             about_to_wait=about_to_wait,
             held_bytes=len(data),
+            payer=self._files.held.payer(handle),
         )
         end_bytes = offset_bytes + len(data)
         growth_bytes = allocations.write_growth_bytes(opened, end_bytes, len(data))

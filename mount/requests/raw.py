@@ -145,7 +145,7 @@ class RawRequests:
         wait = self._late.about_to_wait
         lacking_bytes = self._store.blocks.allocations.growth_bytes(handle.opened, wanted)
         self._held.require_growth(handle, lacking_bytes)
-        await self._room.allocate(handle.opened, wanted, wait)
+        await self._room.allocate(handle.opened, wanted, wait, self._held.payer(handle))
         return b""
 
     def _lseek(self, unique: int, _nodeid: int, request: memoryview) -> bytes:

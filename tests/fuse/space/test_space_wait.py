@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.core.errors import DeadInode, NoSpace, NotAtHand, NotFound
+from kvfs.core.errors import DeadInode, NoSpace, NotAtHand, NotFound, OverShare
 from kvfs.core.types import ROOT_INODE
 from tests.support.store.counted_desk import NEW, CountedDesk, counted_desk
 from tests.support.store.stores import FILE, MIB, put, settle
@@ -220,12 +220,38 @@ async def test_a_waiter_that_is_cancelled_leaves_the_line_to_the_next(
     assert (room.waiting, desk.store.space.pledged_bytes) == (0, 0)
 
 
+async def test_who_floods_the_waits_is_refused_and_another_waits_on(
+    desk: CountedDesk, autojump_clock: MockClock
+) -> None:
+    """Its write is EDQUOT at once; the other's is done as soon as there is room."""
+    desk.store.configure(room_wait_bytes=8 * MIB)
+    reader = read_block(desk, 64 * MIB)
+    drafts = [(await create(desk, b"%d" % number))[0] for number in range(6)]
+    for fh in drafts:
+        desk.files.handles.hold_for(desk.files.handles.get(fh), 1000)
+    desk.files.handles.hold_for(desk.files.handles.get(drafts[0]), 2000)
+    async with trio.open_nursery() as nursery:
+        for number, fh in enumerate(drafts[:5], 1):
+            nursery.start_soon(desk.transfers.write, fh, 0, bytes(MIB))
+            await waiting(desk, number)
+        told = desk.store.describe()["tenants"]
+        assert told["1000"]["waiting_bytes"] == 4 * told["2000"]["waiting_bytes"] > 4 * MIB
+        with pytest.raises(OverShare):
+            await desk.transfers.write(drafts[5], 0, bytes(MIB))
+        desk.files.release(reader)
+    told = desk.store.describe()["tenants"]
+    assert not any(row["waiting_bytes"] for row in told.values())
+    for fh in drafts:
+        desk.files.release(fh)
+    assert desk.store.lookup(ROOT_INODE, b"0")
+
+
 async def test_what_waits_in_memory_has_a_bound(
     desk: CountedDesk, autojump_clock: MockClock
 ) -> None:
     """One more is refused at once; the reading of requests goes on (channel.py)."""
     transfers = desk.transfers
-    desk.store.configure(room_wait_bytes=3 * MIB)
+    desk.store.configure(room_wait_bytes=3 * MIB)  # of a desk all requests are root's
     reader = read_block(desk, 64 * MIB)
     drafts = [(await create(desk, b"%d" % number))[0] for number in range(3)]
     async with trio.open_nursery() as nursery:
@@ -234,7 +260,7 @@ async def test_what_waits_in_memory_has_a_bound(
             await waiting(desk, number)
         with pytest.raises(NoSpace):
             await transfers.write(drafts[2], 0, bytes(MIB))
-        assert desk.files.room.turned_away == 1
+        assert desk.files.room.shares.turned_away == 1
         desk.files.release(reader)
     for fh in drafts:
         desk.files.release(fh)
