@@ -38,7 +38,7 @@ def test_a_thing_is_found_by_the_drive_of_an_inode() -> None:
 
 
 def test_an_inode_of_a_drive_that_the_pool_lacks_is_damage() -> None:
-    with pytest.raises(Damaged, match="drive 2 is not there"):
+    with pytest.raises(Damaged, match="no such drive"):
         ByDrive(["a", "b"]).of(Numbering(3).inode(DriveNo(2), FIRST_INODE))
 
 
