@@ -43,8 +43,8 @@ BATCHES: Final = ("abcdef", "fedc", "ag", "gab", "hijab", "", "cdef", "jihgfedcb
 class Load:
     """A client that stores what it does not find, and what it used, by number."""
 
-    def __init__(self, directory: Path) -> None:
-        self._client = CacheClient(directory, content=b"x" * BLOCK_BYTES)
+    def __init__(self, directory: Path, size_bytes: int = BLOCK_BYTES) -> None:
+        self._client = CacheClient(directory, content=b"x" * size_bytes)
         self._parent = directory.stat().st_ino
 
     def use(self, names: Sequence[str]) -> list[int]:
@@ -182,8 +182,10 @@ def test_a_recording_says_what_the_mount_counted(
     assert recording.hits == len(names) - len(set(names))
 
 
-def test_many_blocks_are_told_in_several_lines(where: OnMount, load: Load) -> None:
-    lines: list[dict[str, Any]] = []
+def test_many_blocks_are_told_in_several_lines(where: OnMount, recorded_mount: Mounted) -> None:
+    directory, lines = recorded_mount.path / "many", list[dict[str, Any]]()
+    directory.mkdir()
+    load = Load(directory, size_bytes=1)
     recorder = Recorder(where, lines.append)
     load.use([str(number) for number in range(BLOCKS_A_REPLY + 3)])
     recorder.write_new(is_end=True)
