@@ -78,6 +78,8 @@ class Looks:
     chains = At(lambda engine: len(engine.pool.open.placement._places))
     #: How each drive answers.
     drive_states = At(lambda engine: [probe.state.value for probe in engine.pool.space.probes.all])
+    #: Whether each drive is being asked now.
+    drives_asked = At(lambda engine: [probe.is_waiting for probe in engine.pool.space.probes.all])
     #: Why the whole pool is lost; empty while it serves.
     why_lost = At(lambda engine: engine.device_watch.lost)
     #: Of how many failed drives the index still has rows.

@@ -13,7 +13,7 @@ from kvfs.storage.syscalls import Syscalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_HELD_MAX_S: Final = 60.0
+_HELD_MAX_S: Final = 300.0
 #: Held or failing, if nothing else is said: calls for any file.
 _ANYWHERE: Final = Path("/")
 #: What the kernel answers from memory; the index of these stores is in memory, too.
