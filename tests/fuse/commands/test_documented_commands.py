@@ -43,6 +43,8 @@ class Shell:
             "/data/kv.img": f"{place}/kv.img",
             "/mnt/xfs": f"{place}/xfs",
             "report.html": f"{place}/report.html",
+            "use.jsonl": f"{place}/use.jsonl",
+            "3600": "1",
             "/kv": str(self.kv),
         }
 
