@@ -27,10 +27,10 @@ from tests.support.store.stores import (
     tree,
     write,
 )
+from tests.support.store.three_drives import DRIVES, store_nine, three_drives
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
-_DRIVES = 3
 #: Whatever a file system refuses that has shut itself down.
 CALLS = (
     *("open", "pread", "preadv", "pwrite", "ftruncate", "fallocate", "fsync", "fdatasync"),
@@ -47,20 +47,8 @@ def guard() -> LoopGuard:
 
 @pytest.fixture
 def pool(guard: LoopGuard) -> Iterator[Host]:
-    """Yield a host whose store runs on three new drives of the same size."""
-    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made:
-        made.start(guard)
+    with three_drives(guard) as made:
         yield made
-
-
-def store_nine(pool: Host) -> dict[int, dict[bytes, bytes]]:
-    """Store nine blocks; return the paths of each drive, with what they hold."""
-    found: dict[int, dict[bytes, bytes]] = {drive: {} for drive in range(_DRIVES)}
-    for number in range(9):
-        data = b"%d" % number * 5000
-        ino = put(pool.store, ROOT_INODE, b"%d" % number, data)
-        found[Numbering(_DRIVES).drive(ino)][b"/%d" % number] = data
-    return found
 
 
 def others(found: dict[int, dict[bytes, bytes]], drive: int) -> dict[bytes, object]:
@@ -96,7 +84,7 @@ def test_a_failed_drive_is_misses(pool: Host, guard: LoopGuard, drive: int) -> N
             b"/more %d" % number: put(pool.store, ROOT_INODE, b"more %d" % number, b"x" * 5000)
             for number in range(6)
         }
-        assert drive not in set(map(Numbering(_DRIVES).drive, more.values()))
+        assert drive not in set(map(Numbering(DRIVES).drive, more.values()))
         pool.store.sync()
         for number in range(3):
             pool.store.unlink(ROOT_INODE, b"more %d" % number)
@@ -143,7 +131,7 @@ def test_drafts_on_it_fail_alone(pool: Host, guard: LoopGuard) -> None:
     with guard.failing(*CALLS, below=pool.drives[1]):
         store.tick()
         for opened in drafts:
-            if Numbering(_DRIVES).drive(opened.ino) == 1:
+            if Numbering(DRIVES).drive(opened.ino) == 1:
                 with pytest.raises(OSError, match="Input/output error"):
                     write(store, opened, b"b" * 5000, 5000)
             else:
@@ -151,7 +139,7 @@ def test_drafts_on_it_fail_alone(pool: Host, guard: LoopGuard) -> None:
         drops_all(pool)
         for opened in drafts:
             store.close(opened, writer=True)
-        there = {b"/%d" % at for at in range(6) if Numbering(_DRIVES).drive(drafts[at].ino) != 1}
+        there = {b"/%d" % at for at in range(6) if Numbering(DRIVES).drive(drafts[at].ino) != 1}
         assert len(there) == 4
         assert tree(store) == dict.fromkeys(there, b"a" * 5000 + b"b" * 5000)
         assert not store.open_inos
@@ -187,7 +175,7 @@ def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
     lost = {
         b"%d" % number
         for number in range(9)
-        if Numbering(_DRIVES).drive(client.look_up(b"%d" % number)) == 1
+        if Numbering(DRIVES).drive(client.look_up(b"%d" % number)) == 1
     }
     with client.guard.failing(*CALLS, below=pool.drives[1]):
         client.tick()
@@ -209,14 +197,14 @@ def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
 @given(
     st.lists(st.sampled_from(["put", "get", "remove", "tick", "run", "sync"]), max_size=40),
     st.integers(0, 40),
-    st.integers(1, _DRIVES - 1),
+    st.integers(1, DRIVES - 1),
 )
 @hypothesis.settings(max_examples=15, deadline=None)
 def test_a_drive_that_fails_at_any_moment_costs_no_other_block_and_gives_no_wrong_byte(
     steps: list[str], moment: int, drive: int
 ) -> None:
     guard, moment = LoopGuard(), min(moment, len(steps))
-    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made, contextlib.ExitStack() as failing:
+    with host(others_bytes=[64 * MIB] * (DRIVES - 1)) as made, contextlib.ExitStack() as failing:
         store, model = made.start(guard), dict[bytes, tuple[InodeNo, bytes]]()
         for number, step in enumerate([*steps, "tick"]):
             if number == moment:
@@ -236,7 +224,7 @@ def test_a_drive_that_fails_at_any_moment_costs_no_other_block_and_gives_no_wron
             elif step == "sync":
                 store.sync()
             for name, (ino, data) in model.items():
-                if number >= moment and Numbering(_DRIVES).drive(ino) == drive:
+                if number >= moment and Numbering(DRIVES).drive(ino) == drive:
                     with pytest.raises(NotFound):
                         store.lookup(ROOT_INODE, name)
                 else:
@@ -245,7 +233,7 @@ def test_a_drive_that_fails_at_any_moment_costs_no_other_block_and_gives_no_wron
         there = {
             b"/" + name: data
             for name, (ino, data) in model.items()
-            if Numbering(_DRIVES).drive(ino) != drive
+            if Numbering(DRIVES).drive(ino) != drive
         }
         assert tree(store) == there
         made.stop()

@@ -4,15 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.core.drives import Numbering
-from kvfs.core.types import ROOT_INODE
 from tests.support.clients.stepping import until
 from tests.support.store.loop_guard import LoopGuard
-from tests.support.store.stores import MIB, Host, assert_exact, host, put, tree
+from tests.support.store.stores import Host, assert_exact, tree
+from tests.support.store.three_drives import DRIVES, store_nine, three_drives
 
 pytestmark = pytest.mark.usefixtures("caplog")
-
-_DRIVES = 3
 
 
 @pytest.fixture
@@ -22,21 +19,8 @@ def guard() -> LoopGuard:
 
 @pytest.fixture
 def pool(guard: LoopGuard) -> Iterator[Host]:
-    """Yield a host whose store runs on three new drives of the same size."""
-    with host(others_bytes=[64 * MIB] * (_DRIVES - 1)) as made:
-        made.start(guard)
+    with three_drives(guard) as made:
         yield made
-
-
-def store_nine(pool: Host) -> dict[int, dict[bytes, bytes]]:
-    """Store nine blocks; return the paths of each drive, with what they hold."""
-    found: dict[int, dict[bytes, bytes]] = {drive: {} for drive in range(_DRIVES)}
-    for number in range(9):
-        data = b"%d" % number * 5000
-        ino = put(pool.store, ROOT_INODE, b"%d" % number, data)
-        found[Numbering(_DRIVES).drive(ino)][b"/%d" % number] = data
-    assert [len(paths) for paths in found.values()] == [3, 3, 3]
-    return found
 
 
 def others(found: dict[int, dict[bytes, bytes]], drive: int) -> dict[bytes, object]:
@@ -50,7 +34,7 @@ def ticks(pool: Host, lost: int) -> bool:
     return bool(pool.store.describe()["lost_blocks"] >= lost)
 
 
-@pytest.mark.parametrize("drive", range(_DRIVES))
+@pytest.mark.parametrize("drive", range(DRIVES))
 def test_a_failed_write_costs_what_its_own_drive_may_not_have(
     pool: Host, guard: LoopGuard, drive: int
 ) -> None:
@@ -69,7 +53,7 @@ def test_a_failed_write_costs_what_its_own_drive_may_not_have(
     assert tree(pool.start()) == others(found, drive)
 
 
-@pytest.mark.parametrize("drive", range(_DRIVES))
+@pytest.mark.parametrize("drive", range(DRIVES))
 def test_what_is_durable_outlives_a_failed_write_of_its_drive(
     pool: Host, guard: LoopGuard, drive: int
 ) -> None:
