@@ -146,6 +146,7 @@ def _writing(path: str) -> Iterator[Write]:
         yield lambda line: print(_text_of(line), end="", flush=True)
         return
     try:
+        # Closed below: only the errors of opening it are the user's.
         file = open(path, "wb", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

@@ -84,6 +84,7 @@ def test_of_many_directories_what_was_found_first_is_forgotten(
     assert index.reads == before, "what was found last is remembered"
     ask(InodeNo(40))
     assert index.reads > before
+    # Each of the three answers with another kind of sequence.
     assert asking(DeepIndex(name))(InodeNo(40))[0] == first[0]  # type: ignore[index]
 
 
@@ -218,6 +219,7 @@ def test_of_many_extents_the_last_are_kept(serving: Serving) -> None:
 
 
 def test_of_many_files_what_the_last_say_is_kept(serving: Serving) -> None:
+    # It has the parts of a pool that are used here.
     claims = ClaimsAtHand(serving)  # type: ignore[arg-type]
     asks = serving.background.of(InodeNo(100)).asks
     for first in (100, 700):

@@ -160,7 +160,7 @@ class Client(threading.Thread):
                     self.load()
                     file.seek(self.written_bytes % MIB)
                     self.written_bytes = max(self.written_bytes, file.tell() + file.write(PIECE))
-        except BaseException as error:
+        except BaseException as error:  # a failed assertion too; the test raises it
             self.failure = error
 
     def load(self) -> None:
