@@ -289,7 +289,7 @@ class ProcessesMachine(Scene, RuleBasedStateMachine):
         if handle is None or not handle.writer:
             return
         block = handle.block
-        if block.state in (State.REWRITE, State.RENAMED) and size_bytes <= len(block.data):
+        if block.state not in UNFINISHED and size_bytes <= len(block.data):
             return  # whether that counts as written is up to the clock: no byte changes
         allocate(self.store, handle.opened, size_bytes)
         block.allocate()
