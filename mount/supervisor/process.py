@@ -31,8 +31,6 @@ from mount.supervisor.templates import Program, Template
 #: A starting server that is silent for this long hangs. Less in an upgrade, while callers wait.
 _SILENT_MAX_S: Final = 15.0
 _UPGRADE_SILENT_MAX_S: Final = 5.0
-#: From SIGABRT, which makes a hung server log where it hangs, to SIGKILL.
-_ABORTING_MAX_S: Final = 10.0
 #: A server that dies sooner after it was ready has hardly served: the pause counts as one.
 _ANSWERS_S: Final = 0.25
 #: How long to wait for a dead server's last thread, once all calls have ended.
@@ -200,11 +198,8 @@ class Supervisor:
             self._kill_hung(server, silent_s, now_s)
 
     def _kill_hung(self, server: Server, silent_s: float, now_s: float) -> None:
-        server.quiet_since_s = now_s - server.silent_s
-        server.silent_s, server.killed = 0.0, True
         self._log.say("ERROR", f"server {server.pid} says nothing for {silent_s:g} s: killing it")
-        server.signal(signal.SIGABRT)
-        self._kill_s = now_s + min(_ABORTING_MAX_S, silent_s / 6)
+        self._kill_s = server.abort(silent_s, now_s)
 
     def _take_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -18,6 +18,8 @@ _REAP_LOOK_S: Final = 0.005
 #: At most this much of the time between two looks counts as silence. If more has passed, we were
 #: held up ourselves (a paused container), and perhaps the server, too.
 _LOOK_MAX_S: Final = 1.0
+#: From SIGABRT, which makes a hung server log where it hangs, to SIGKILL.
+_ABORTING_MAX_S: Final = 10.0
 
 
 class Linked:
@@ -128,6 +130,16 @@ class Server(Linked):
             return None if wait is None else ""
         self._told_wait = True
         return f"server {self.pid} waits in the kernel for its device ({wait}): left alone"
+
+    def abort(self, silent_s: float, now_s: float) -> float:
+        """End it, as it hangs: have it log where. Return when (monotonic) it is to be killed.
+
+        *silent_s* is how long it may be silent: one that may not be for long is killed sooner.
+        """
+        self.quiet_since_s = now_s - self.silent_s
+        self.silent_s, self.killed = 0.0, True
+        self.signal(signal.SIGABRT)
+        return now_s + min(_ABORTING_MAX_S, silent_s / 6)
 
 
 def status_of(process: Linked, wait_s: float = 0.0) -> int | None:

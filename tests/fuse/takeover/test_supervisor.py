@@ -18,18 +18,18 @@ from typing import Final
 import pytest
 
 from kvfs.core.errors import ServeFailed
-from kvfs.machine.held_files import link_pair, send
-from mount.supervisor.server import Server
 from mount.supervisor.systemd import Systemd
 from tests.support.clients.stepping import STEP_WAIT_S, until
 from tests.support.mounts.mounting import ROOT
 from tests.support.mounts.supervised import templates_of
 from tests.support.mounts.supervisor_alone import (
+    ANOTHER,
     DIE,
     HOLD,
     SERVER,
     supervised,
     template_of,
+    upgrade,
 )
 
 
@@ -175,49 +175,6 @@ def test_servers_that_are_killed_before_they_serve_are_started_again(tmp_path: P
         assert one.aborted() == ""
 
 
-def test_by_hand_a_server_that_freezes_is_followed(tmp_path: Path) -> None:
-    """As systemd's watchdog has it, but by the time that the server has said."""
-    with supervised(tmp_path) as one:
-        first = one.told()
-        one.tell("SILENT_MAX_S = 1.0; " + HOLD.strip().replace("\n", "; "))
-        one.tell("os.kill(os.getpid(), signal.SIGSTOP)", answers=False)
-        second = one.told()
-        assert second["pid"] != first["pid"]
-        assert second["given"].keys() == {"fuse", "abort"}
-        one.tell(HOLD)
-        assert f"server {first['pid']} says nothing for 1 s: killing it" in one.log()
-
-
-def test_silence_does_not_count_while_the_supervisor_was_stopped_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As in a container that is paused: its server could not say anything, and hangs no more."""
-    now_s = [100.0]
-    monkeypatch.setattr("mount.supervisor.server.time.monotonic", lambda: now_s[0])
-    ours, theirs = link_pair()
-    server = Server(os.getpid(), ours)
-    try:
-        for silent_s in (0.25, 0.5):
-            now_s[0] += 0.25
-            assert server.messages() == []
-            assert server.silent_s == silent_s
-        now_s[0] += 3600.0
-        assert server.messages() == []
-        assert server.silent_s == 1.5
-        send(theirs, {"alive": {}})
-        assert len(server.messages()) == 1
-        assert server.silent_s == 0.0
-    finally:
-        server.close()
-        theirs.close()
-
-
-def upgrade(program: str) -> str:
-    """Return what a server does that lets the one of *program* follow."""
-    return f"held.ask_for_upgrade({[sys.executable, '-c', program]!r}, '')"
-
-
-ANOTHER: Final = SERVER.replace("WHY,", "held_by = 'another'; WHY,", 1)
 NO_SERVER: Final = "of the new version no server can be had"
 FAILED: Final = "held._end.settimeout(60); test.send(held._end.recv(65536))"
 

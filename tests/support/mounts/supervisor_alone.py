@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,14 @@ held.say_log("{place}/log", "kv", "{place}/dead")
 held.say_ready("serving /pool at /kv", FORMATS, SILENT_MAX_S)
 """
 DIE: Final = "os.kill(os.getpid(), signal.SIGKILL)"
+#: The same, of another version.
+ANOTHER: Final = SERVER.replace("WHY,", "held_by = 'another'; WHY,", 1)
+FREEZE: Final = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+def upgrade(program: str) -> str:
+    """Return what a server does that lets the one of *program* follow."""
+    return f"held.ask_for_upgrade({[sys.executable, '-c', program]!r}, '')"
 
 
 class Supervised:
