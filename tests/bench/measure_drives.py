@@ -1,4 +1,4 @@
-"""A pool of several drives beside a pool of one: rates, the server's CPU, a chain's drives; as JSON.
+"""A pool of several drives beside one of a single drive: rates, CPU, drives of a chain; as JSON.
 
 Run as root: ``python -m tests.bench.measure_drives [DRIVES [PAIRS [JOB...]]]``. Each drive is a
 loop device in memory; the pool of one has as many bytes as the others together. A ratio above 1 is:
