@@ -52,6 +52,11 @@ class Batch(NamedTuple):
     moment: Moment
     rows: dict[bytes, bytes | None]
 
+    @property
+    def number(self) -> int:
+        """Its number in the log."""
+        return self.moment.number
+
 
 def pack_batch(moment: Moment, rows: Mapping[bytes, bytes | None]) -> bytes:
     """Return one batch of the log."""
@@ -79,19 +84,30 @@ def batch_bytes(head: bytes) -> int:
     return BATCH_HEAD_BYTES + int(body_bytes)
 
 
-def parse_batch(raw: bytes) -> Batch | None:
-    """Return the batch in *raw*, None if it is not whole."""
+def parse_moment(raw: bytes) -> Moment | None:
+    """Return the moment to which the batch in *raw* leads, None if the batch is not whole."""
     length_bytes = batch_bytes(raw)
     if not length_bytes or length_bytes != len(raw):
         return None
-    _, crc, number, young, _, pending_count, rows_count = _BATCH.unpack_from(raw)
+    _, crc, number, young, _, pending_count, _ = _BATCH.unpack_from(raw)
     if crc32c(memoryview(raw)[_CRC_START:]) != crc:
         return None
+    try:
+        return Moment(number, InodeNo(young), _parse_inodes(raw, pending_count, BATCH_HEAD_BYTES))
+    except struct.error:
+        return None
+
+
+def parse_batch(raw: bytes) -> Batch | None:
+    """Return the batch in *raw*, None if it is not whole."""
+    moment = parse_moment(raw)
+    if moment is None:
+        return None
+    *_, rows_count = _BATCH.unpack_from(raw)
     # Whoever made a pool to do harm has made a right checksum, too.
     rows: dict[bytes, bytes | None] = {}
     try:
-        pending = _parse_inodes(raw, pending_count, BATCH_HEAD_BYTES)
-        at = BATCH_HEAD_BYTES + pending_count * _INO_BYTES
+        at = BATCH_HEAD_BYTES + len(moment.pending) * _INO_BYTES
         for _ in range(rows_count):
             key_bytes, value_bytes = _ROW.unpack_from(raw, at)
             at += _ROW.size
@@ -104,7 +120,7 @@ def parse_batch(raw: bytes) -> Batch | None:
                 at += value_bytes
     except struct.error:
         return None
-    return Batch(Moment(number, InodeNo(young), pending), rows) if at == len(raw) else None
+    return Batch(moment, rows) if at == len(raw) else None
 
 
 def _pack_inodes(inos: tuple[InodeNo, ...]) -> bytes:

@@ -218,7 +218,8 @@ class Pool:
         self, stack: contextlib.ExitStack, unlogged: UnloggedRows, index_at: IndexAt
     ) -> IndexLog:
         index_log = IndexLog(
-            self.device.pool_fd,
+            self.space.drives.all,
+            self.device.pool_fds,
             self.index,
             unlogged,
             self.numbers,

@@ -17,8 +17,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
 
 import lmdb
 
@@ -34,6 +34,7 @@ from kvfs.core.log_records import (
     copy_end_bytes,
     parse_batch,
     parse_copy_end,
+    parse_moment,
 )
 from kvfs.core.pool_layout import COPIES, LOG, log_file_name, parse_log_file_name
 from kvfs.storage.lmdb_file import raise_index_error
@@ -42,6 +43,8 @@ from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, Syscalls
 #: Allocated ahead of the batches, so that few of them change the file's extents.
 _STEP_BYTES: Final = 1 << 20
 _log: Final = logging.getLogger(__name__)
+
+NumberedT = TypeVar("NumberedT", Batch, Moment)
 
 _COPIED_BYTES: Final = 1 << 20
 #: So much is written before the device is asked whether it has it, and left to others for as long.
@@ -251,31 +254,80 @@ def log_bytes(log_fd: int, syscalls: Syscalls) -> int:
     return sum(syscalls.stat(name, dir_fd=log_fd).st_size for name in names)
 
 
+def highest_number(pool_fd: int, syscalls: Syscalls) -> int:
+    """Return the highest number that a copy or a file has in the log of the drive at *pool_fd*.
+
+    0 if there is no log. Raises OSError.
+    """
+    log_fd = open_log(pool_fd, syscalls)
+    if log_fd is None:
+        return 0
+    try:
+        copies = [copy.moment.number for copy in found_copies(log_fd, syscalls)]
+        return max((0, *copies, *log_files(log_fd, syscalls)))
+    finally:
+        syscalls.close(log_fd)
+
+
+def leads_to(pool_fd: int, number: int, syscalls: Syscalls) -> bool:
+    """Whether the log of the drive at *pool_fd* is whole up to batch *number*; it reads all of it.
+
+    Raises OSError.
+    """
+    log_fd = open_log(pool_fd, syscalls)
+    if log_fd is None:
+        return False
+    try:
+        copies = [copy.moment.number for copy in found_copies(log_fd, syscalls)]
+        return any(last_logged(log_fd, syscalls, copied) == number for copied in copies)
+    finally:
+        syscalls.close(log_fd)
+
+
 def logged_batches(log_fd: int, syscalls: Syscalls, after: int) -> Iterator[Batch]:
     """Yield the batches behind number *after*, up to the first that is missing or not whole.
 
     Raises OSError.
     """
+    return _in_order(log_fd, syscalls, after, parse_batch)
+
+
+def last_logged(log_fd: int, syscalls: Syscalls, after: int) -> int:
+    """Return the number of the last batch that ``logged_batches`` yields; *after* if none.
+
+    It reads all of them, and makes nothing of their rows. Raises OSError.
+    """
+    return max(
+        (at.number for at in _in_order(log_fd, syscalls, after, parse_moment)), default=after
+    )
+
+
+def _in_order(
+    log_fd: int, syscalls: Syscalls, after: int, parse: Callable[[bytes], NumberedT | None]
+) -> Iterator[NumberedT]:
+    """Yield what *parse* makes of the batches behind number *after*, up to the first gap."""
     number = after
     for first in log_files(log_fd, syscalls):
         if first > number + 1:
             return
-        for batch in _batches_in(log_fd, syscalls, first):
-            if batch.moment.number == number + 1:
+        for batch in _batches_in(log_fd, syscalls, first, parse):
+            if batch.number == number + 1:
                 number += 1
                 yield batch
-            elif batch.moment.number > number:
+            elif batch.number > number:
                 return
 
 
-def _batches_in(log_fd: int, syscalls: Syscalls, first: int) -> Iterator[Batch]:
+def _batches_in(
+    log_fd: int, syscalls: Syscalls, first: int, parse: Callable[[bytes], NumberedT | None]
+) -> Iterator[NumberedT]:
     """Yield the batches of one file, up to the first that is not whole."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = syscalls.open(log_file_name(first), flags, dir_fd=log_fd)
     try:
         at = 0
         while length_bytes := batch_bytes(syscalls.pread(fd, BATCH_HEAD_BYTES, at)):
-            batch = parse_batch(syscalls.pread(fd, length_bytes, at))
+            batch = parse(syscalls.pread(fd, length_bytes, at))
             if batch is None:
                 return
             yield batch
@@ -292,8 +344,16 @@ def remove_log_files(log_fd: int, syscalls: Syscalls, up_to: int) -> None:
                 syscalls.unlink(log_file_name(first), dir_fd=log_fd)
 
 
-def forget_log(pool_fd: int, syscalls: Syscalls) -> None:
-    """Remove all copies and logged rows durably: the index is not what they say. Raises OSError."""
+def forget_log(pool_fds: Iterable[int], syscalls: Syscalls) -> None:
+    """Remove all copies and logged rows durably: the index is not what they say. Raises OSError.
+
+    *pool_fds* are the directories of all drives: another one's log is as wrong.
+    """
+    for pool_fd in pool_fds:
+        _forget_log(pool_fd, syscalls)
+
+
+def _forget_log(pool_fd: int, syscalls: Syscalls) -> None:
     log_fd = open_log(pool_fd, syscalls)
     if log_fd is None:
         return

@@ -193,7 +193,7 @@ def main() -> None:
             begun_s = time.monotonic()
             settle(driver)
             found["compared_s"] = time.monotonic() - begun_s
-            forget_log(device.pool_fd, Syscalls())
+            forget_log(device.pool_fds, Syscalls())
             driver.sync()
             _end(driver)
             _cut(device, given.image)

@@ -32,6 +32,7 @@ NOT_EXPORTED: Final = {
         "a text",
     ),
     **dict.fromkeys(("drives.DRIVE.source", "drives.DRIVE.uuid"), "an identity"),
+    "index_log.drives": "which they are; the log says why they change",
     **dict.fromkeys(("largest_lease_holder.p", "largest_unevictable.directory"), "whose it is"),
     **dict.fromkeys(("cache.hits", "cache.misses", "cache.loaded_", "cache.stored_"), "a sum"),
     **dict.fromkeys(("eviction.blocks", "eviction.bytes"), "a sum, over the reasons"),

@@ -172,7 +172,7 @@ class _Check:
         """Find the index, or load it from its log as a start does. Raises IndexDamaged."""
         path = present_index(self._pool_fd, state.index_dir if state.of_this_boot else "")
         if path is None:
-            restored = restore_index(self._pool_fd, self._place, self._settings, self._syscalls)
+            restored = restore_index(self._pool_fds, self._place, self._settings, self._syscalls)
             if restored is None:
                 raise IndexDamaged("index: no copy of it is whole")
             path, self._is_made = restored.path, True
@@ -202,7 +202,7 @@ class _Check:
             self._is_begun = True
             if self._is_made:  # if this is cut short, nothing is left of it
                 distrust_index(self._pool_fd, self._syscalls)
-        forget_log(self._pool_fd, self._syscalls)
+        forget_log(self._pool_fds, self._syscalls)
 
     def _check(self, index: Index, state: RunState) -> None:
         total = _inodes_of(index)
@@ -243,7 +243,7 @@ class _Check:
         held = index.hold()
         try:
             young = _end_of_numbers(self._pool_fds, self._syscalls)
-            logged = begin_log(self._pool_fd, held, young, self._syscalls)
+            logged = begin_log(self._pool_fds, held, young, self._syscalls)
         finally:
             held.end()
         failed = self._report.found > self._report.repaired

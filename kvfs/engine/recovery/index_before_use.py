@@ -20,7 +20,7 @@ import os
 import resource
 import signal
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 import lmdb
@@ -38,7 +38,7 @@ from kvfs.core.log_records import Moment
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW
 from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.index_pages import refuse_broken_pages
 from kvfs.storage.index_place import IndexPlace, pool_index, remove_index
@@ -55,6 +55,7 @@ from kvfs.storage.row_log import (
     HeldIndex,
     forget_log,
     found_copies,
+    last_logged,
     load_copy,
     logged_batches,
     open_log,
@@ -98,29 +99,49 @@ class Restored(NamedTuple):
     moment: Moment
 
 
+class _Source(NamedTuple):
+    """What an index can be made from: a copy, and the last batch that the log has behind it."""
+
+    last: int
+    copied: Moment
+    name: str
+    log_fd: int
+
+
 def restore_index(
-    pool_fd: int, place: IndexPlace, settings: Settings, syscalls: Syscalls
+    pool_fds: Sequence[int], place: IndexPlace, settings: Settings, syscalls: Syscalls
 ) -> Restored | None:
     """Make an index in *place* from the newest copy and the rows logged since.
 
-    In the pool it is durable on return. None if no copy is whole. Raises NoSpace, OSError.
+    *pool_fds* are the directories of the pool's drives: of all their logs the one that leads
+    furthest counts. In the pool the index is durable on return. None if no copy is whole. Raises
+    NoSpace, OSError.
     """
-    log_fd = open_log(pool_fd, syscalls)
-    if log_fd is None:
-        return None
-    try:
-        for copied, name, _ in sorted(found_copies(log_fd, syscalls), reverse=True):
+    with contextlib.ExitStack() as stack:
+        found = [open_log(pool_fd, syscalls) for pool_fd in pool_fds]
+        log_fds = [log_fd for log_fd in found if log_fd is not None]
+        for log_fd in log_fds:
+            stack.callback(syscalls.close, log_fd)
+        for source in sorted(_sources(log_fds, syscalls), reverse=True):
             try:
                 with place.building() as path:
-                    _load(log_fd, name, path, syscalls)
-                    moment = _replay(log_fd, copied, path, settings, syscalls)
+                    _load(source.log_fd, source.name, path, syscalls)
+                    moment = _replay(source.log_fd, source.copied, path, settings, syscalls)
             except (IndexDamaged, Damaged, FormatUnknown) as error:
                 _log.warning("index: a copy of it cannot be used: %s", error)
             else:
                 return Restored(place.finish(path), moment)
-    finally:
-        syscalls.close(log_fd)
     return None
+
+
+def _sources(log_fds: Sequence[int], syscalls: Syscalls) -> Iterator[_Source]:
+    """Yield what an index can be made from. With one log only the copies are compared."""
+    for log_fd in log_fds:
+        for copied, name, _ in found_copies(log_fd, syscalls):
+            last = copied.number
+            if log_fds[1:]:
+                last = last_logged(log_fd, syscalls, last)
+            yield _Source(last, copied, name, log_fd)
 
 
 def _load(log_fd: int, name: str, path: str, syscalls: Syscalls) -> None:
@@ -161,13 +182,14 @@ def _replay(
     return moment
 
 
-def begin_log(pool_fd: int, held: HeldIndex, young: InodeNo, syscalls: Syscalls) -> int:
+def begin_log(pool_fds: Sequence[int], held: HeldIndex, young: InodeNo, syscalls: Syscalls) -> int:
     """Begin the log anew with a copy of the index that is *held*; return the number of the copy.
 
-    All inodes have numbers below *young*. Durable on return. Raises Damaged, OSError.
+    The first of the pool's drives gets it. All inodes have numbers below *young*. Durable on
+    return. Raises Damaged, OSError.
     """
-    forget_log(pool_fd, syscalls)
-    log_fd = open_log(pool_fd, syscalls, create=True)
+    forget_log(pool_fds, syscalls)
+    log_fd = open_log(pool_fds[FIRST_DRIVE], syscalls, create=True)
     assert log_fd is not None
     try:
         write_copy(log_fd, syscalls, held, Moment(_FIRST, young, ()), paced=False)
@@ -176,16 +198,18 @@ def begin_log(pool_fd: int, held: HeldIndex, young: InodeNo, syscalls: Syscalls)
     return _FIRST
 
 
-def convert_index(pool_fd: int, map_size_bytes: int, young: InodeNo, syscalls: Syscalls) -> int:
+def convert_index(
+    pool_fds: Sequence[int], map_size_bytes: int, young: InodeNo, syscalls: Syscalls
+) -> int:
     """Begin the log with the sound index in the pool, where an earlier version had it, or mkfs.
 
     Nobody has it open. Returns and raises what ``begin_log`` does; ToolMissing, IndexDamaged.
     """
-    env = open_environment(pool_index(pool_fd), map_size_bytes, read_only=True)
+    env = open_environment(pool_index(pool_fds[FIRST_DRIVE]), map_size_bytes, read_only=True)
     try:
         held = HeldIndex(env)
         try:
-            return begin_log(pool_fd, held, young, syscalls)
+            return begin_log(pool_fds, held, young, syscalls)
         finally:
             held.end()
     finally:

@@ -92,7 +92,7 @@ def rebuild_index(
 ) -> str:
     """Make an index in *place* from the identities; return its path. In the pool it is durable.
 
-    *pool_fds* are the directories of the pool's drives; index and log are in the first.
+    *pool_fds* are the directories of the pool's drives; a new index is in the first.
 
     Extents that got no inode are left to the sweep. An old index in the pool is kept until the new
     one is complete. If there is no space for both, it is removed first, since nothing is read from
@@ -107,7 +107,7 @@ def rebuild_index(
             raise
         remove_index(INDEX, pool_fd, syscalls)
         path, counters = rebuild.run()
-    forget_log(pool_fd, syscalls)
+    forget_log(pool_fds, syscalls)
     path = place.finish(path)
     _log.warning(
         "index rebuilt: %d blocks, %d directories, %d symlinks",

@@ -150,7 +150,7 @@ def _found(
 def _convert(device: Device, settings: Settings, syscalls: Syscalls) -> int:
     with contextlib.closing(InodeNumbers(device.pool_fds, syscalls, read_only=True)) as numbers:
         young = numbers.first
-    return convert_index(device.pool_fd, settings.index_map_bytes, young, syscalls)
+    return convert_index(device.pool_fds, settings.index_map_bytes, young, syscalls)
 
 
 def _made(
@@ -211,7 +211,7 @@ def _restored(
     """
 
     def restore(place: IndexPlace) -> Restored | None:
-        return restore_index(device.pool_fd, place, settings, syscalls)
+        return restore_index(device.pool_fds, place, settings, syscalls)
 
     restored = _in_memory_or_pool(device, settings, syscalls, place, restore)
     if restored is not None:

@@ -70,8 +70,8 @@ class DeviceProbe:
         self._waited_s = 0.0
         #: When the next probe is due; 0: at once.
         self._next_s = 0.0
-        #: How long the last probe that has come back took.
-        self._took_s = 0.0
+        #: How long the last probe that has come back took, in s.
+        self.took_s = 0.0
         #: Why the drive can never be used again; empty while it can.
         self.why_failed = ""
         #: Whether the log says that the device is silent.
@@ -85,11 +85,11 @@ class DeviceProbe:
         self._looked_s = now_s
         came_back_s = self._asking.pop_result()
         if came_back_s is not None:
-            self._took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
+            self.took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
             self._next_s = now_s + _PAUSE_S
             if self._told:
                 self._told = False
-                _log.warning("%s answers again, after %.1f s", self._name, self._took_s)
+                _log.warning("%s answers again, after %.1f s", self._name, self.took_s)
         elif self._asking.busy:
             if waited_s >= self._silent_s and not self._told:
                 self._told = True
@@ -135,7 +135,7 @@ class DeviceProbe:
         waited_s = self._waited_at(self._monotonic_s())
         if self.why_failed:
             return False  # all calls return at once
-        usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self._took_s)
+        usual_s = max(_SUSPECT_S, _SUSPECT_TIMES * self.took_s)
         if waited_s < min(usual_s, self._silent_s):
             return False
         return waited_s >= min(_SUSPECT_SHORT_S, self._silent_s) or not self._is_short()
@@ -174,7 +174,7 @@ class DeviceProbe:
             return DeviceState.FAILED
         if waited_s >= self._silent_s:
             return DeviceState.SILENT
-        is_slow = max(waited_s, self._took_s) >= _SLOW_S
+        is_slow = max(waited_s, self.took_s) >= _SLOW_S
         return DeviceState.SLOW if is_slow else DeviceState.SERVING
 
     def _waited_at(self, now_s: float) -> float:

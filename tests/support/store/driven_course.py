@@ -51,7 +51,9 @@ class Course:
     def log_due(self) -> None:
         """Let the next tick write a batch, or a copy if there is a gap."""
         index_log = self.engine.pool.durable.index_log
-        index_log._logged_s = index_log._tried_s = float("-inf")
+        index_log._logged_s = float("-inf")
+        for log in index_log._logs:
+            log._tried_s = float("-inf")
 
     def lose_unlogged_rows(self) -> None:
         """Let more wait for the log than is kept: the rows so far are dropped."""
@@ -62,12 +64,12 @@ class Course:
     @property
     def logs_rows(self) -> bool:
         """Whether a batch of rows is written, or its end is not noted yet."""
-        return self.engine.pool.durable.index_log._writing.busy
+        return any(log._writing.busy for log in self.engine.pool.durable.index_log._logs)
 
     @property
     def holds_index(self) -> bool:
         """Whether an earlier state of the index is kept, for a copy."""
-        return self.engine.pool.durable.index_log._held is not None
+        return any(log._held for log in self.engine.pool.durable.index_log._logs)
 
     def log_no_more(self) -> None:
         """Let the log of the index stay as it is, whatever is committed from here on."""

@@ -19,7 +19,7 @@ from tests.support.store.inside import At
 
 #: Numbers inside the engine that a test makes small, or large.
 _LIMITS: Final = {
-    "log that is copied": "kvfs.pool.durable.index_log._LOG_LEAST_BYTES",
+    "log that is copied": "kvfs.pool.durable.drive_log._LOG_LEAST_BYTES",
     "doubts": "kvfs.engine.blocks.closes._DOUBTS_MAX",
     "leases that are looked at": "kvfs.engine.blocks.lease_ends._LOOKS_MAX",
     "blocks of a batch": "kvfs.engine.durability.batch._BLOCKS_MAX",
