@@ -6,6 +6,8 @@ lower is the older, whichever drives they are on. A pool of one drive has no bit
 number is serial. So it is the same as one of drive 0.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, Generic, TypeVar
@@ -65,9 +67,16 @@ class ByDrive(Generic[T_co]):
         self._lost: Final = lost
         self.all: Final = tuple(things)
         self._drive = Numbering(len(things)).drive
-        only = self.all[0]
         #: Returns the thing of the drive that holds an inode's file. Raises Damaged if none does.
-        self.of: Final[Callable[[InodeNo], T_co]] = self._of if self.all[1:] else lambda _: only
+        self.of: Final[Callable[[InodeNo], T_co]] = self._of if self.all[1:] else self._only
+
+    @property
+    def _only(self) -> Callable[[InodeNo], T_co]:
+        """A function that returns the first thing: a store asks six times, so it is none of ours.
+
+        The inode is what ``next`` would return at the end, which never comes.
+        """
+        return functools.partial(next, itertools.repeat(self.all[0]))
 
     def _of(self, ino: InodeNo) -> T_co:
         drive = self._drive(ino)

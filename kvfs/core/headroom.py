@@ -154,15 +154,15 @@ class _Rate:
 
 
 class _Sizes:
-    """What a directory published: the last size, the usual one, and the largest recent one."""
+    """What a directory published: the last size, the usual one, and the largest of late."""
 
-    __slots__ = ("_count", "_former_bytes", "_mean_bytes", "_present_bytes", "last_bytes")
+    __slots__ = ("_count", "_mean_bytes", "former_bytes", "last_bytes", "present_bytes")
 
     def __init__(self) -> None:
         self.last_bytes = 0
         self._mean_bytes = 0.0
-        self._former_bytes = 0
-        self._present_bytes = 0
+        self.former_bytes = 0
+        self.present_bytes = 0
         self._count = 0
 
     def add(self, size_bytes: int) -> None:
@@ -171,12 +171,8 @@ class _Sizes:
         self._mean_bytes += (size_bytes - self._mean_bytes) / part
         self._count += 1
         if self._count > LARGEST_OF:
-            self._former_bytes, self._present_bytes, self._count = self._present_bytes, 0, 1
-        self._present_bytes = max(self._present_bytes, size_bytes)
-
-    @property
-    def largest_bytes(self) -> int:
-        return max(self._former_bytes, self._present_bytes)
+            self.former_bytes, self.present_bytes, self._count = self.present_bytes, 0, 1
+        self.present_bytes = max(self.present_bytes, size_bytes)
 
     @property
     def usual_bytes(self) -> int:
@@ -185,7 +181,8 @@ class _Sizes:
             return self.last_bytes
         # Rounded to few different sizes, so that there can be ready extents of each.
         step_bytes = max(PAGE_BYTES, 1 << max(0, mean_bytes.bit_length() - 3))
-        return min(self.largest_bytes, round_up(mean_bytes, step_bytes))
+        largest_bytes = max(self.former_bytes, self.present_bytes)
+        return min(largest_bytes, round_up(mean_bytes, step_bytes))
 
 
 class SizeForecast:
@@ -233,13 +230,14 @@ class SizeForecast:
 
     def usual_bytes(self, parent: InodeNo) -> int:
         """Return the usual recent size: the last one, or the mean if they differ much."""
-        sizes = self._directories.get(parent)
-        return self.expected_bytes(parent) if sizes is None else sizes.usual_bytes
+        return self.recent_bytes(parent)[0]
 
-    def largest_bytes(self, parent: InodeNo) -> int:
-        """Return the largest size that *parent* published recently; 0 means unknown."""
+    def recent_bytes(self, parent: InodeNo) -> tuple[int, int]:
+        """Return the usual size, and the largest that *parent* published recently; 0: unknown."""
         sizes = self._directories.get(parent)
-        return self.expected_bytes(parent) if sizes is None else sizes.largest_bytes
+        if sizes is None:
+            return (expected_bytes := self.expected_bytes(parent)), expected_bytes
+        return sizes.usual_bytes, max(sizes.former_bytes, sizes.present_bytes)
 
     def foretells(self, parent: InodeNo) -> bool:
         """Whether the next size in *parent* is known from its own blocks, or from similar ones.

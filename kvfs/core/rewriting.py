@@ -203,33 +203,14 @@ class Refusal(NamedTuple):
         return Try.REFUSED if self.led_to is None else Try.LOOKED
 
 
-class Refusals:
-    """The refused opens by thread, the oldest first.
+class Refusals(OrderedDict[int, Refusal]):
+    """The refused opens by thread, the oldest first; if there is any, a LOOKUP may be a second try.
 
     After ESTALE the kernel tries again within the same open(2). It sends a LOOKUP for each part of
     the path. Only the LOOKUP of the refused file's name is the second try. If a symlink has taken
     that name meanwhile, the path leads elsewhere, and later LOOKUPs of the thread belong to another
     call.
     """
-
-    def __init__(self) -> None:
-        self._by_thread: OrderedDict[int, Refusal] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        """Whether a LOOKUP may be a second try."""
-        return bool(self._by_thread)
-
-    def all(self) -> list[tuple[int, Refusal]]:
-        """Return every thread with its refused request."""
-        return list(self._by_thread.items())
-
-    def recall(self, thread: int, refusal: Refusal) -> None:
-        """Restore *refusal* of *thread*."""
-        self._by_thread[thread] = refusal
-
-    def of(self, thread: int) -> Refusal | None:
-        """Return the refused request of *thread*, None if there is none."""
-        return self._by_thread.get(thread)
 
     def remember(
         self,
@@ -242,30 +223,30 @@ class Refusals:
         truncates: bool = True,
     ) -> None:
         """Remember that a request of *thread* is answered with ESTALE."""
-        self._by_thread.pop(thread, None)
+        self.pop(thread, None)
         until_s = now_s + REFUSAL.wait_s
-        self._by_thread[thread] = Refusal(ino, until_s, names, reads, truncates=truncates)
+        self[thread] = Refusal(ino, until_s, names, reads, truncates=truncates)
 
     def looked(self, thread: int, led_to: InodeNo = NO_INODE, *, joins: bool = False) -> None:
         """Note that the LOOKUP of the second try of *thread* led to *led_to*.
 
         Once one LOOKUP *joins*, later ones that lead to the same file do, too.
         """
-        before = self._by_thread.get(thread)
+        before = self.get(thread)
         if before is not None:
             joins = joins or (before.joins and before.led_to == led_to)
-            self._by_thread[thread] = before._replace(led_to=led_to, joins=joins)
+            self[thread] = before._replace(led_to=led_to, joins=joins)
 
     def joins(self, thread: int, ino: InodeNo) -> bool:
         """Whether *thread* sees *ino* even if others see another version in its place."""
-        before = self._by_thread.get(thread)
+        before = self.get(thread)
         return before is not None and before.joins and before.led_to == ino
 
     def forget(self, thread: int) -> Refusal | None:
         """Note that the second try of *thread* has ended; return its refused request, if any."""
-        return self._by_thread.pop(thread, None)
+        return self.pop(thread, None)
 
     def forget_expired(self, now_s: float) -> None:
         """Forget requests that were not tried again in time."""
-        while self._by_thread and next(iter(self._by_thread.values())).until_s <= now_s:
-            self._by_thread.popitem(last=False)
+        while self and next(iter(self.values())).until_s <= now_s:
+            self.popitem(last=False)

@@ -190,6 +190,7 @@ class Allocator:
         self._placement = pool.open.placement
         drives = pool.space.drives.all
         self._only: Final = None if drives[1:] else drives[FIRST_DRIVE]
+        self._ready: Final = pool.open.ready.queues.all
         self.room = room
         self.reach = Reach(pool, room)
         self.growth = DraftGrowth(pool)
@@ -210,7 +211,7 @@ class Allocator:
             self._make_room(size_bytes if fits else -space.lacking_bytes, drive)
             if space.coming_bytes and size_bytes > space.unclaimed_bytes:
                 raise NotAtHand.under_way("space", stores=True, ino=drive.ino)
-        space.require(size_bytes)
+            space.require(size_bytes)
         drive.headroom.count(size_bytes, self._monotonic_s())
 
     def require_beginning(self) -> None:
@@ -237,7 +238,7 @@ class Allocator:
         recently_removed = functools.partial(self._pool.departures.removed.give_way, space)
         # What forget_nameless gives up becomes recently removed first, hence the second call.
         for give_way in (
-            self._pool.open.ready.on(drive).give_way,
+            self._ready[drive.number].give_way,
             recently_removed,
             self.room.forget_nameless,
             recently_removed,
@@ -287,7 +288,7 @@ class Allocator:
 
     def _take_on(self, drive: PoolDrive, wanted_bytes: int, *, roomless: bool) -> ReadyExtent:
         """Return an extent of *drive*, as ``take_extent``."""
-        now_s, space, ready = self._monotonic_s(), drive.space, self._pool.open.ready.on(drive)
+        now_s, space, ready = self._monotonic_s(), drive.space, self._ready[drive.number]
         try:
             # What was brought has its space already, and must not give way for a byte more.
             if not (wanted_bytes and ready.has_brought(wanted_bytes)):
@@ -305,7 +306,8 @@ class Allocator:
             except NoSpace:
                 wanted_bytes = 0
         free_bytes = space.unclaimed_bytes + space.pending_delete_bytes
-        if drive.headroom.short_bytes(free_bytes, now_s) > 0:
+        headroom = drive.headroom
+        if free_bytes < headroom.most_bytes and headroom.short_bytes(free_bytes, now_s) > 0:
             self.room.top_up()
         # If the device is fuller than the capacity says, an empty one may still fit.
         for size_bytes in dict.fromkeys((wanted_bytes, 0)):
@@ -326,12 +328,11 @@ class Allocator:
     def _reserve_bytes(self, parent: InodeNo) -> int:
         """Return how much to preallocate for a draft in *parent*, if there is space."""
         demand = self._pool.open.ready.forecast
-        usual_bytes = demand.usual_bytes(parent)
         if not self._kernel.writers_run_free:
-            return round_up(usual_bytes)  # a write beyond that asks for space
+            # A write beyond that asks for space.
+            return round_up(demand.usual_bytes(parent))
         return reserve_bytes(
-            usual_bytes,
-            demand.largest_bytes(parent),
+            *demand.recent_bytes(parent),
             spared_bytes=self._pool.open.inodes.spare_bytes,
             capacity_bytes=self._pool.space.taken.capacity_bytes,
         )
@@ -359,10 +360,9 @@ class Allocator:
         if not self._kernel.writers_run_free:
             return
         demand, space = self._pool.open.ready.forecast, self._pool.space.of(opened.ino)
-        largest_bytes = demand.largest_bytes(parent)
+        usual_bytes, largest_bytes = demand.recent_bytes(parent)
         foretold = largest_bytes and demand.foretells(parent)
         if foretold and opened.allocated_bytes >= largest_bytes:
-            usual_bytes = demand.usual_bytes(parent)
             self._pool.open.inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
             opened.rely(outgrowing_bytes(usual_bytes, largest_bytes))
             space.lacking_bytes = max(space.lacking_bytes, opened.outgrowing_bytes)

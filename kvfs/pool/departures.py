@@ -157,7 +157,7 @@ class Departures:
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
         """Count one handle less. The last closes the extent, and unlinks it if it has no name."""
         last = self._inodes.leave(opened, writer=writer)
-        if not opened.writers and self._notes.has_notes(opened.ino):
+        if not opened.writers:
             self._notes.written(opened)
         if not last:
             return

@@ -6,7 +6,6 @@ transaction, so none lives across an ``await``. It handles keys and records, not
 """
 
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -45,6 +44,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.storage.index_transaction import (
     ABSENT,
+    PENDING_MAX,
     Deed,
     PendingRows,
     RecordCache,
@@ -105,7 +105,8 @@ class Index:
         self._file: IndexFile | None = None
         self._pending = PendingRows()
         self.records: Final = RecordCache()
-        self._writing = False
+        #: Held while a transaction is open: it would not see the rows of another.
+        self._one_writer = threading.Lock()
         #: Held by commits, and by reads in other threads. A read pins the pages freed meanwhile,
         #: and may wait for the GIL during a hundred commits: a nearly full map would fill up.
         self._unread = threading.Lock()
@@ -300,7 +301,7 @@ class Index:
         it: it is committed with the next lasting one, or by ``settle``.
         """
         commit = self._keep if lasting else self._defer
-        return WriteTransaction(self._get, self._keys, commit, self._claim)
+        return WriteTransaction(self._get, self._keys, commit, self._one_writer)
 
     def settle(self) -> None:
         """Commit what was written by transactions that are not lasting. Raises NoSpace, OSError."""
@@ -376,13 +377,8 @@ class Index:
             raise_index_error(error)
         return raw
 
-    def _claim(self, begins: bool) -> None:
-        if begins and self._writing:
-            raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
-        self._writing = begins
-
     def _require_room(self, rows: Rows) -> None:
-        """Raise NoSpace if *rows* add a name, and the map or the device has no space for it."""
+        """Raise NoSpace if *rows* add a name: the last look found no space for one."""
         try:
             self.room.require(rows)
         except NoSpace:
@@ -393,9 +389,10 @@ class Index:
     def _defer(
         self, rows: Rows, records: dict[bytes, InodeRecord], deed: Deed | None = None
     ) -> None:
-        self._require_room(rows)
-        journal = self._journal
-        if self._pending.full or (journal is not None and not journal.keep(rows, deed)):
+        if self.room.crowded:
+            self._require_room(rows)
+        journal, full = self._journal, len(self._pending) >= PENDING_MAX
+        if full or (journal is not None and not journal.keep(rows, deed)):
             self._commit(rows, deed)
         else:
             self._pending.update(rows)
@@ -404,7 +401,8 @@ class Index:
     def _keep(
         self, rows: Rows, records: dict[bytes, InodeRecord], deed: Deed | None = None
     ) -> None:
-        self._require_room(rows)
+        if self.room.crowded:
+            self._require_room(rows)
         self._commit(rows, deed)
         self.records.learn(rows, records)
 

@@ -6,6 +6,8 @@ device (``UnloggedRows``).
 """
 
 import contextlib
+import errno
+import threading
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -59,21 +61,20 @@ class WriteTransaction:
     OSError when the device fails; nothing has changed then.
     """
 
-    __slots__ = ("_claim", "_commit", "_keys", "_read", "_records", "_rows", "deed")
+    __slots__ = ("_commit", "_keys", "_one", "_read", "_records", "_rows", "deed")
 
     def __init__(
         self,
         read: Callable[[bytes], bytes | None],
         keys: Callable[[bytes], list[bytes]],
         commit: Callable[[Rows, dict[bytes, InodeRecord], Deed | None], None],
-        claim: Callable[[bool], None],
+        one: threading.Lock,
     ) -> None:
         """*read* returns the row of a key, *keys* all keys with a prefix.
 
-        *commit* commits rows; *claim* is called with True at the begin and False at the end, and
-        raises OSError if another transaction has begun.
+        *commit* commits rows; *one* is held from the begin to the end.
         """
-        self._claim = claim
+        self._one = one
         self._read = read
         self._keys = keys
         self._commit = commit
@@ -85,7 +86,8 @@ class WriteTransaction:
 
     def __enter__(self) -> Self:
         """Begin. Raises OSError inside another transaction, whose rows it would not see."""
-        self._claim(True)
+        if not self._one.acquire(blocking=False):
+            raise OSError(errno.EDEADLK, "index: a transaction inside a transaction")
         return self
 
     def __exit__(
@@ -95,7 +97,7 @@ class WriteTransaction:
         traceback: TracebackType | None,
     ) -> None:
         """Commit, or drop all changes and translate LMDB's error."""
-        self._claim(False)
+        self._one.release()
         if kind is None:
             self._commit(self._rows, self._records, self.deed)
         elif isinstance(error, lmdb.Error):
@@ -231,11 +233,6 @@ class PendingRows(dict[bytes, bytes | None]):
         """Return all rows that a commit of *rows* writes."""
         return {**self, **rows} if self else rows
 
-    @property
-    def full(self) -> bool:
-        """Whether no more rows may wait."""
-        return len(self) >= PENDING_MAX
-
 
 class RecordCache(dict[bytes, InodeRecord]):
     """Parsed inode records, recently read or written: a store reads its directory's six times.
@@ -255,8 +252,9 @@ class RecordCache(dict[bytes, InodeRecord]):
         for key in rows:
             if key in self:
                 del self[key]
-        for key, record in records.items():
-            self.remember(key, record)
+        self.update(records)
+        while len(self) > RECORDS_MAX:
+            del self[next(iter(self))]
 
 
 class UnloggedRows:

@@ -168,7 +168,7 @@ class Files:
             maker,
             roomless=roomless,
             appends=bool(flags & os.O_APPEND),
-            thread=self.thread(),
+            thread=self.request.present.tid,
         )
         if blocks.truncating.refusals:
             blocks.truncating.refusals.forget(self.thread())
@@ -267,7 +267,7 @@ class Files:
             self.handles.note_served(handle)
             blocks.served.opened(opened, writer=writer, passing=bool(grant.backing_id))
         if writer:
-            self.handles.note_writer(handle, self.thread(), maker)
+            self.handles.note_writer(handle, self.request.present.tid, maker)
         self._admission.admit(handle, costs_one=writer or not grant.backing_id)
         return handle.fh, grant
 

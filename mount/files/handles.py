@@ -80,7 +80,7 @@ class OpenShares:
         """
         self._share: Final = share
         self._ready_extents: Final = ready_extents
-        self._open_files: Final = open_files
+        self.open_files: Final = open_files
 
     def require_one(self, uid: int, give_up_one: Callable[[], bool]) -> None:
         """Raise TooManyOpen if the tenant of *uid* has its share, or all together have theirs.
@@ -89,24 +89,16 @@ class OpenShares:
         """
         while not self._may_have_one(uid):
             if not give_up_one():
-                raise TooManyOpen(f"uid {uid} has {self._open_files.by(uid)} files open")
+                raise TooManyOpen(f"uid {uid} has {self.open_files.by(uid)} files open")
 
     def _may_have_one(self, uid: int) -> bool:
-        most, together = clients_max(self._ready_extents), self._open_files.total
+        most, together = clients_max(self._ready_extents), self.open_files.total
         if uid == ROOT:
             return together < most
-        held = self._open_files.by(uid)
+        held = self.open_files.by(uid)
         if held >= int(most * self._share) or together >= most * _FOR_USERS:
             return False
         return together < most * _FOR_ALL or held < most * _FEW
-
-    def charge(self, uid: int) -> None:
-        """Count one for *uid*."""
-        self._open_files.count(uid, 1)
-
-    def give_back(self, uid: int) -> None:
-        """Count one less for *uid*."""
-        self._open_files.count(uid, -1)
 
 
 class HandleKind(IntEnum):
@@ -244,7 +236,7 @@ class Handles:
         """Free the row and the number of *handle*, which has no opens."""
         del self._open[handle.fh]
         if handle.uid >= 0:
-            self.shares.give_back(handle.uid)
+            self.shares.open_files.count(handle.uid, -1)
         self._memory[self._kind_at(handle.slot)] = HandleKind.FREE
         self._free.append(handle.slot)
 
@@ -273,7 +265,7 @@ class Handles:
     def charge(self, handle: Handle, uid: int) -> None:
         """Charge *handle* to the share of *uid*, who holds it."""
         handle.uid = handle.holder = uid
-        self.shares.charge(uid)
+        self.shares.open_files.count(uid, 1)
         offset = _ROWS_START + handle.slot * _ROW_BYTES + _UID_OFFSET
         _UID.pack_into(self._memory, offset, uid)
 
@@ -342,7 +334,7 @@ class Handles:
             handle.opens, handle.served = opens, bool(served)
             if uid != _NO_UID:
                 handle.uid = handle.holder = uid
-                self.shares.charge(uid)
+                self.shares.open_files.count(uid, 1)
             if kind == HandleKind.WRITER:
                 handle.tid, _, handle.flushed, handle.closing = _writing(self._memory, slot)
             self._open[fh] = recalled.by_request[request] = handle

@@ -80,7 +80,7 @@ class HeldShares:
         Raise TooManyOpen if it *reads*.
         """
         over = self._is_over(uid) or (size_bytes > 0 and self._would_be_over(uid, size_bytes))
-        if not over and (reads or not self._is_over_quota(uid)):
+        if not over and (reads or not self._quotas_bytes or not self._is_over_quota(uid)):
             self._accounts.kept_bytes += size_bytes
             return
         self._refuse(uid, reads=reads)
@@ -133,7 +133,7 @@ class HeldShares:
         return self._free_bytes <= 0
 
     def _is_over_quota(self, uid: int) -> bool:
-        if not self._quotas_bytes or (tenant := self._tenants[uid]) not in self._quotas_bytes:
+        if (tenant := self._tenants[uid]) not in self._quotas_bytes:
             return False
         self._look_after(_NEAR_REST)
         return tenant in self._over_quota

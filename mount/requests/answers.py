@@ -201,7 +201,7 @@ class Answers:
         The same owner, group and mode in the same directory mean the same permissions, whichever
         ids the caller has on its mount; only the kernel knows these.
         """
-        refused = self._refusals.of(tid)
+        refused = self._refusals.get(tid)
         if refused is None or not refused.ino:  # a CREATE: nothing was checked
             return False
         try:

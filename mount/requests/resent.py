@@ -101,7 +101,7 @@ class ResentAnswers:
         _, _, _, ino, _, _, tid, _, _ = IN_HEADER.unpack_from(message)
         if not OPEN_IN.unpack_from(message, IN_HEADER_BYTES)[0] & os.O_TRUNC:
             return False
-        refused = self._files.store.blocks.truncating.refusals.of(tid)
+        refused = self._files.store.blocks.truncating.refusals.get(tid)
         return refused is not None and refused.ino == ino and refused.led_to is None
 
     def _opened(self, unique: int, entry: bytes, handle: Handle, uid: int, tid: int) -> bytes:

@@ -105,7 +105,7 @@ def test_a_refusal_ends_with_its_time_or_its_open() -> None:
         refusals.remember(thread, INO, (PLACE,), 1.0, reads=True)
     refusals.looked(7, OTHER)
     refusals.looked(9, OTHER)
-    assert [refusals.of(thread) and refusals.of(thread).led_to for thread in (7, 8, 9)] == [
+    assert [refusals.get(thread) and refusals.get(thread).led_to for thread in (7, 8, 9)] == [
         OTHER,
         None,
         None,

@@ -61,10 +61,10 @@ def test_the_largest_size_is_that_of_the_last_publishes_and_of_those_before() ->
     demand.note_published(directory, 9 * MIB, 0.0)
     for _ in range(2 * LARGEST_OF - 1):
         demand.note_published(directory, MIB, 0.0)
-        assert demand.largest_bytes(directory) == 9 * MIB
+        assert demand.recent_bytes(directory)[1] == 9 * MIB
     demand.note_published(directory, MIB, 0.0)
-    assert demand.largest_bytes(directory) == MIB
-    assert demand.largest_bytes(InodeNo(21)) == demand.expected_bytes(InodeNo(21)) == MIB
+    assert demand.recent_bytes(directory)[1] == MIB
+    assert demand.recent_bytes(InodeNo(21))[1] == demand.expected_bytes(InodeNo(21)) == MIB
 
 
 def test_only_so_many_directories_are_remembered_and_the_oldest_goes() -> None:

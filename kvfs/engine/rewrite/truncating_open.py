@@ -151,7 +151,7 @@ class TruncatingOpens:
 
     def _note(self) -> None:
         """Note the refusals, for a server that takes the mount over."""
-        rows = [(thread, tuple(refusal)) for thread, refusal in self.refusals.all()]
+        rows = [(thread, tuple(refusal)) for thread, refusal in self.refusals.items()]
         self._pool.notes.put(_REFUSED_NOTE, rows)
 
     def recall(self) -> None:
@@ -164,7 +164,7 @@ class TruncatingOpens:
         now_s = pool.monotonic_s()
         for thread, refusal in rows:
             refused = Refusal(*refusal)._replace(until_s=now_s + REFUSAL.wait_s)
-            self.refusals.recall(thread, refused)
+            self.refusals[thread] = refused
         until_s = now_s + AWAITED.wait_s
         for ino, reserve_bytes, thread in self._awaited.recall():
             record = pool.index.inode_or_miss(ino)
@@ -185,7 +185,7 @@ class TruncatingOpens:
         could empty others. Raises NoSpace, OSError.
         """
         record = self._pool.index.inode(ino)
-        before = self.refusals.of(thread)
+        before = self.refusals.get(thread)
         if before is None or record is None:
             return ino
         found = self._findings.at_lookup(ino, record, before, thread, maker, may_empty)

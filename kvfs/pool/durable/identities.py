@@ -361,8 +361,8 @@ class Identities:
         self._memory.put(Lacks.IDENTITY, ino, self._monotonic_s())
 
     def _forget_queued(self, ino: InodeNo) -> None:
-        self._background.forget(ino)
-        self._told.pop(ino, None)
+        if self._told.pop(ino, None) is not None:  # else no job is queued
+            self._background.forget(ino)
         self._memory.drop(Lacks.IDENTITY, ino)
 
     def _begin_withdrawal(self, ino: InodeNo) -> Callable[[bool], None]:

@@ -35,17 +35,15 @@ class UndurableQueue:
         self._held: dict[InodeNo, Waiting] = {}
         #: With an identity that is written, and not durable yet.
         self._identified: dict[InodeNo, Waiting] = {}
+        self._tables: Final = (self._waiting, self._taken, self._held, self._identified)
 
     def __len__(self) -> int:
         """Return how many are listed, held ones included."""
-        return sum(map(len, self._tables()))
+        return sum(map(len, self._tables))
 
     def __contains__(self, ino: InodeNo) -> bool:
         """Whether *ino* is listed and has no identity yet."""
         return ino in self._waiting or ino in self._taken or ino in self._held
-
-    def _tables(self) -> tuple[dict[InodeNo, Waiting], ...]:
-        return self._waiting, self._taken, self._held, self._identified
 
     @property
     def held(self) -> int:
@@ -68,7 +66,7 @@ class UndurableQueue:
 
     def take_off(self, ino: InodeNo) -> Waiting | None:
         """Take *ino* off; return what was said of it, None if it was not listed."""
-        for table in self._tables():
+        for table in self._tables:
             waiting = table.pop(ino, None)
             if waiting is not None:
                 return waiting
@@ -121,7 +119,7 @@ class UndurableQueue:
 
     def listed(self) -> Iterator[tuple[InodeNo, Waiting]]:
         """Yield all blocks; the list must not change meanwhile."""
-        for table in self._tables():
+        for table in self._tables:
             yield from table.items()
 
     def held_inos(self) -> Iterator[InodeNo]:

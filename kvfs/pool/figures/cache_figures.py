@@ -222,7 +222,7 @@ class CacheFigures:
         before, after, why = changed.before, changed.after, changed.why
         if before is None:
             if after is not None and not is_temporary(after.name):
-                self.stored(after)
+                self.stored(after, self._clock_ns())
         elif why is Why.EVICTED:
             used_ns = self._heat.used_ns(changed.ino)
             age_ns = 0 if used_ns is None else self._age_ns() - used_ns
@@ -259,7 +259,9 @@ class CacheFigures:
         """
         stores = before.state in _STORED_FROM and record.state not in _NOT_FINAL
         if stores and not is_temporary(record.name):
-            self.stored(record, rewritten=before.state == State.REWRITE)
+            # A rename has just set ctime: asking the kernel's clock again costs two system calls.
+            at_ns = self._clock_ns() if record.name == before.name else record.ctime_ns
+            self.stored(record, at_ns, rewritten=before.state == State.REWRITE)
 
     def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
         """A closed block got another name: it counts as stored if the old one was not final."""
@@ -267,10 +269,10 @@ class CacheFigures:
         if was_final or record.state in _STORED_FROM:  # in these states the last close counts it
             return
         if not is_temporary(record.name):
-            self.stored(record)
+            self.stored(record, record.ctime_ns)
 
-    def stored(self, record: InodeRecord, *, rewritten: bool = False) -> None:
-        """A block is whole under a name that is not temporary.
+    def stored(self, record: InodeRecord, at_ns: int, *, rewritten: bool = False) -> None:
+        """A block is whole since *at_ns* under a name that is not temporary.
 
         The time of a store is not counted for one *rewritten* in place: it was created long before.
         """
@@ -279,7 +281,7 @@ class CacheFigures:
         tally.stored_bytes += record.allocated_bytes
         self.reuse.stored(record, self._monotonic_s)
         if not rewritten:
-            self.store_times.add(self._clock_ns() - record.btime_ns)
+            self.store_times.add(at_ns - record.btime_ns)
         if self.events.wanted:
             self.events.add(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 

@@ -99,7 +99,8 @@ class _Row:
 class HeldByModel:
     """Blocks and bytes by program and model: of up to *names_max*; the rest share one row."""
 
-    follows: Final = frozenset(Why) - {Why.ATTRIBUTED, Why.FOUND}
+    #: A draft is nobody's yet.
+    follows: Final = frozenset(Why) - {Why.DRAFTED, Why.ATTRIBUTED, Why.FOUND}
 
     def __init__(
         self, folders: Folders, names_max: int, stored: Taken, tenants: TenantRules
@@ -146,7 +147,7 @@ class HeldByModel:
     # ---- what changes ----
 
     def follow(self, changed: Changed) -> None:
-        """Count what came and went. A draft is nobody's yet."""
+        """Count what came and went."""
         ino, before, after = changed.ino, changed.before, changed.after
         if before is not None and before.state not in UNFINISHED:
             if S_ISDIR(before.mode):

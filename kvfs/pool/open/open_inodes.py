@@ -301,7 +301,7 @@ class OpenInodes(dict[InodeNo, OpenInode]):
         if writer:
             opened.writers += 1
             self.written[ino] = opened
-            if opened.runs_free:
+            if opened.unreserved and opened.runs_free:
                 self.runners[ino] = opened
         else:
             opened.readers += 1

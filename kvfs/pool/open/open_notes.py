@@ -190,10 +190,6 @@ class OpenNotes:
         opened.recall(state, State(before), dict(zip(_FLAGS, flags + missing, strict=True)))
         self._written.add(opened.ino)
 
-    def has_notes(self, ino: InodeNo) -> bool:
-        """Whether there are notes about the writers of *ino*, which is open."""
-        return ino in self._written
-
     def closes(self, opened: OpenInode, closes: Iterable[NotedClose]) -> None:
         """Note the *closes* of *opened* that are answered and not carried out."""
         self._notes.put(_key(_CLOSES, opened.ino), [tuple(close) for close in closes])
@@ -205,9 +201,10 @@ class OpenNotes:
             yield _ino(key), [NotedClose(*close) for close in rows]
 
     def written(self, opened: OpenInode) -> None:
-        """Note that *opened* has no writer any more."""
-        self._written.discard(opened.ino)
-        self.forget(opened.ino)
+        """Note that *opened* has no writer any more, if it had one that was noted."""
+        if opened.ino in self._written:
+            self._written.discard(opened.ino)
+            self.forget(opened.ino)
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the notes about the writers of *ino*."""

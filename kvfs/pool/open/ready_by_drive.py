@@ -86,7 +86,7 @@ class ReadyByDrive:
         """
         drives = self._drives.all
         for drive in (drive for drive in drives if not drive.has_failed):
-            self.on(drive).run_due(now_s, spendable_bytes(drive), len(drives))
+            self.queues.all[drive.number].run_due(now_s, spendable_bytes(drive), len(drives))
 
     def begin_serving(self) -> None:
         """Have some without a reserve made for the first creates."""

@@ -91,6 +91,8 @@ class ReadyExtents:
 
     def has_brought(self, size_bytes: int) -> bool:
         """Whether an extent of *size_bytes* was made for a create that lacked it."""
+        if not (self._brought or self._brought_before):
+            return False  # most of the time
         brought = chain(self._brought_before, self._brought)
         return any(extent.reserve_bytes == size_bytes for extent in brought)
 
@@ -121,7 +123,7 @@ class ReadyExtents:
             self._space.ready_bytes -= extent.reserve_bytes
             self.hits += 1
             if len(queue) + self._coming.get(size_bytes, 0) < self._depths.get(size_bytes, 0):
-                self._order(size_bytes)
+                self._order(size_bytes)  # made once no request waits
             return extent
         self.misses += 1
         return self._prepare_now(size_bytes)
@@ -227,10 +229,13 @@ class ReadyExtents:
 
     def fill(self) -> None:
         """Order missing extents, as far as there is space."""
+        free_bytes = self._space.unclaimed_bytes - self._coming_bytes
         for size_bytes, depth in self._depths.items():
             have = len(self._queues.get(size_bytes, ())) + self._coming.get(size_bytes, 0)
             for _ in range(depth - have):
-                self._order(size_bytes)
+                if size_bytes <= free_bytes:
+                    free_bytes -= size_bytes
+                    self._order(size_bytes)
 
     def give_way(self) -> None:
         """Drop all ready extents, because clients' data needs the space.
@@ -270,30 +275,20 @@ class ReadyExtents:
         return ready | brought | self._ordered
 
     def _order(self, size_bytes: int) -> None:
-        if size_bytes + self._coming_bytes > self._space.unclaimed_bytes:
-            return
-        if self._device.is_crowded:
-            return  # it does not answer
-        try:
-            self._numbers.require(at_once=not self._background.is_serving, drive=self._number)
-            ino = self._numbers.give_out(self._number)
-        except NotAtHand:
-            return  # a thread fetches some
-        except OSError as error:
-            _log.warning("no inode numbers for ready extents: %s", error)
-            return
+        """Have one more made; whether there is space, and a number, is asked at its turn."""
         self._coming[size_bytes] = self._coming.get(size_bytes, 0) + 1
         self._coming_bytes += size_bytes
-        self._ordered.add(ino)
-        self._background.submit(lambda: self._prepare(ino, size_bytes))
+        self._background.submit(functools.partial(self._prepare, size_bytes))
 
-    def _prepare(self, ino: InodeNo, size_bytes: int) -> None:
+    def _prepare(self, size_bytes: int) -> None:
         have = len(self._queues.get(size_bytes, ()))
         self._coming_bytes -= size_bytes
-        if size_bytes > self._space.unclaimed_bytes or have >= self._depths.get(size_bytes, 0):
-            # The space was needed meanwhile, or the size is not in demand any more.
+        fits = size_bytes <= self._space.unclaimed_bytes
+        # Else the space was needed meanwhile, or the size is not in demand any more.
+        wanted = fits and have < self._depths.get(size_bytes, 0)
+        ino = self._new_number() if wanted else None
+        if ino is None:
             self._coming[size_bytes] -= 1
-            self._ordered.discard(ino)
             return
         self._begin(ino, size_bytes)
         self._device.submit(
@@ -301,6 +296,19 @@ class ReadyExtents:
             functools.partial(self._end_ordered, ino, size_bytes),
             at_once=not have,  # a create may come before the next tick
         )
+
+    def _new_number(self) -> InodeNo | None:
+        """Return the number of a new extent; None if there is none now."""
+        if self._device.is_crowded:
+            return None  # it does not answer
+        try:
+            self._numbers.require(at_once=not self._background.is_serving, drive=self._number)
+            return self._numbers.give_out(self._number)
+        except NotAtHand:
+            return None  # a thread fetches some
+        except OSError as error:
+            _log.warning("no inode numbers for ready extents: %s", error)
+            return None
 
     def _end_ordered(self, ino: InodeNo, size_bytes: int, made: int | Exception) -> None:
         self._coming[size_bytes] -= 1

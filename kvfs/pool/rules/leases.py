@@ -190,7 +190,8 @@ class Leases:
 
     def put(self, ino: InodeNo, record: InodeRecord, now_s: float) -> None:
         """Update *ino*, which now has *record*."""
-        self.drop(ino)
+        if ino in self._held:
+            self.drop(ino)
         state = State(record.state)
         if state not in _KEPT:
             return

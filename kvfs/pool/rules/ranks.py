@@ -256,7 +256,7 @@ class Ranks:
             self._heat.put(
                 *(ino, record.allocated_bytes, rank, name_hash(record)),
                 used_s=used_s,
-                tenant=self._tenants.of(record),
+                tenant=self._tenants.of(record, policy),
             )
             if (policy.hint is not None or self._heat.is_hinted) and not policy.unit:
                 self._hints.bias(ino, rank, policy.hint)

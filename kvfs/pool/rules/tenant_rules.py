@@ -19,7 +19,7 @@ from kvfs.core.account import (
     tenant_of_directory,
 )
 from kvfs.core.changed import Changed, Why
-from kvfs.core.directory_policy import TENANT
+from kvfs.core.directory_policy import TENANT, DirectoryPolicy
 from kvfs.core.entitlements import entitled_by, said_by, with_said
 from kvfs.core.errors import Damaged, InvalidRequest
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
@@ -92,9 +92,9 @@ class TenantRules:
             if ino is not None and record is not None and stat.S_ISDIR(record.mode):
                 self.learn_directory(ino, record)
 
-    def of(self, record: InodeRecord) -> TenantId:
-        """Return whose the block with *record* is."""
-        directory = self._policies.of(record.parent).tenant
+    def of(self, record: InodeRecord, policy: DirectoryPolicy | None = None) -> TenantId:
+        """Return whose the block with *record* is; *policy*: that of its directory, if at hand."""
+        directory = (policy or self._policies.of(record.parent)).tenant
         return tenant_of_directory(directory) if directory else self._accounts.tenants[record.uid]
 
     def below(self, directory: InodeNo) -> TenantId | None:
