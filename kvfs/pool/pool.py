@@ -37,9 +37,8 @@ from kvfs.pool.pool_change import Damage, Followers, PoolChange
 from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases, LeaseShares
-from kvfs.pool.rules.policies import Policies
+from kvfs.pool.rules.policies import Policies, TenantRules
 from kvfs.pool.rules.ranks import Pins, Ranks
-from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Background

@@ -21,9 +21,8 @@ from kvfs.pool.open.placement import Placement
 from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases
-from kvfs.pool.rules.policies import Policies, UnitRoots
+from kvfs.pool.rules.policies import Policies, TenantRules, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
-from kvfs.pool.rules.tenant_rules import TenantRules
 from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.pool.space.space import DeviceRoom, Space, StayBounds

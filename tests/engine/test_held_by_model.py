@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.model_names import holder_of, model_of_folder
 from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.pool.figures.held_by_model import holder_of, model_of_folder
 from tests.support.store.driven import Driven
 from tests.support.store.stores import DIRECTORY, Host, assert_exact, put, settle
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.core.model_names import model_of
+from kvfs.pool.figures.held_by_model import model_of
 
 HASH = "0123456789abcdef" * 4
 

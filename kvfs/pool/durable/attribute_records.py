@@ -91,7 +91,7 @@ class AttributeRecords:
         #: Records that could not be written: after a power loss they are as they were logged.
         self.refused = 0
         #: Whether inodes from before this server may have changes that are not listed here.
-        self._lacks_older = False
+        self.lacks_older = False
 
     def __contains__(self, ino: InodeNo) -> bool:
         """Whether *ino*'s record is not written yet; its identity waits for that."""
@@ -116,15 +116,15 @@ class AttributeRecords:
 
     def may_lack(self, ino: InodeNo) -> bool:
         """Whether *ino* may have a change that is not listed, so that it is written to be sure."""
-        return self._lacks_older and not self._is_new(ino)
+        return self.lacks_older and not self._is_new(ino)
 
     def note_unlisted(self) -> None:
         """Note that changes of older inodes may be missing, until a search has ended."""
-        self._lacks_older = True
+        self.lacks_older = True
 
     def note_all_listed(self) -> None:
         """Note that a search has looked at all inodes, and every change is listed or written."""
-        self._lacks_older = False
+        self.lacks_older = False
 
     def forget(self, ino: InodeNo) -> None:
         """Forget the change of *ino*, which is going away."""

@@ -88,8 +88,10 @@ class Identities:
             return
         attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
         # Who finds the new identity takes the attributes beside it for right, the sweep, too.
-        may_lack = self.attributes.may_lack(ino) and record.state != State.ALIAS
-        if attributed or may_lack:
+        known = self.attributes
+        if attributed or (
+            known.lacks_older and known.may_lack(ino) and record.state != State.ALIAS
+        ):
             self.note_attributes(ino)  # the identity is written after them
         if why is Why.CLOSED or why is Why.STORED or why is Why.RESTORED:
             self.publish(ino, record)

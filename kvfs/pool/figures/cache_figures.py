@@ -17,15 +17,14 @@ from kvfs.core.changed import Changed, Reason, Why
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
-from kvfs.core.model_names import model_of
 from kvfs.core.reuse import NOT_FOLLOWED, ReuseWatch
 from kvfs.core.settings import Settings
 from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.figures.events import Events, Kind
-from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel
+from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel, model_of
 from kvfs.pool.figures.looks import A_TICK, Looks
 from kvfs.pool.figures.touch_recordings import TouchRecordings
-from kvfs.pool.rules.tenant_rules import TenantRules
+from kvfs.pool.rules.policies import TenantRules
 from kvfs.pool.space.whole_space import SpaceFigures
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index

@@ -1,10 +1,14 @@
 """How much each program and model holds now, by names, and each tenant; what is above a block.
 
+Names of files and folders tell the model: docs/connectors/README.md says how each program names
+its blocks.
+
 What was there before the start is counted by the scan of the index, in the order of inode numbers.
 Until it has reached one of those, changes of it count for nothing. So the figures are exact once
 the scan is done, and need no memory for a block.
 """
 
+import re
 from collections.abc import Callable
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
@@ -12,9 +16,8 @@ from typing import Any, Final, NamedTuple
 from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Why
 from kvfs.core.lifecycle import UNFINISHED
-from kvfs.core.model_names import FOLDERS, holder_of, model_of, model_of_folder
 from kvfs.core.types import LAST_INODE, NO_INODE, ROOT_INODE, InodeNo, InodeRecord
-from kvfs.pool.rules.tenant_rules import TenantRules
+from kvfs.pool.rules.policies import TenantRules
 from kvfs.storage.index import Index
 
 #: Stands for directories or models beyond the limit. No real name has a slash.
@@ -27,6 +30,49 @@ _KNOWN_MAX: Final = 4096
 #: with all others: no connector has so many levels.
 DEPTH_MAX: Final = 32
 _NO_INODE_YET: Final = InodeNo(0)
+#: Digits of the hash that a name of SGLang's begins with.
+_SGLANG_HASH: Final = 64
+_UNDERSCORE: Final = ord("_")
+#: vLLM's tier ``fs``: ``MODEL_CONFIG_rRANK``, where CONFIG is a hash of dtype, layout and versions.
+_VLLM_FOLDER: Final = re.compile(rb"(.+_[0-9a-f]{12})_r[0-9]+", re.DOTALL)
+#: Directories that may tell a model, from that of a block upwards: vLLM makes two below its folder.
+FOLDERS: Final = 3
+
+
+def model_of(name: bytes) -> bytes:
+    """Return the model in a block's *name*; b"" if the connector does not put it there.
+
+    LMCache: ``MODEL@WORLD@RANK@HASH@DTYPE.pt`` and ``MODEL@RANK@GROUP@HASH.data``. SGLang:
+    ``HASH_MODEL_RANK_RANKS.bin``, and of models that all ranks share ``HASH_MODEL.bin``.
+    """
+    parts = name.split(b"@", 3)
+    if len(parts) == 4:
+        return parts[0]
+    if len(name) <= _SGLANG_HASH or name[_SGLANG_HASH] != _UNDERSCORE or name[-4:] != b".bin":
+        return b""
+    model, *ranks = name[_SGLANG_HASH + 1 : -4].rsplit(b"_", 2)
+    return (
+        model if len(ranks) == 2 and all(map(bytes.isdigit, ranks)) else b"_".join([model, *ranks])
+    )
+
+
+def model_of_folder(name: bytes) -> bytes:
+    """Return the model, with its configuration, that a directory's *name* tells; b"" if none."""
+    found = _VLLM_FOLDER.fullmatch(name)
+    return found[1] if found is not None else b""
+
+
+def holder_of(name: bytes, folder_model: bytes) -> str:
+    """Return program and model of the block *name*; "" if nothing tells them.
+
+    *folder_model* is what the nearest of its directories tells.
+    """
+    model = model_of(name)
+    if model:
+        program = "lmcache" if name.count(b"@") > 2 else "sglang"
+    else:
+        program, model = "vllm", folder_model
+    return f"{program} {model.decode(errors='backslashreplace')}" if model else ""
 
 
 class Above(NamedTuple):

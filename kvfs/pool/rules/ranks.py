@@ -20,8 +20,7 @@ from kvfs.core.sizes import format_size
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import LeaseShares
-from kvfs.pool.rules.policies import Policies
-from kvfs.pool.rules.tenant_rules import TenantRules
+from kvfs.pool.rules.policies import Policies, TenantRules
 from kvfs.pool.space.space import StayBounds
 from kvfs.storage.heat import Heat
 from kvfs.storage.heat_hints import ALWAYS_S, Told
