@@ -45,7 +45,7 @@ PACKAGES = find_packages(include=["kvfs", "kvfs.*", HERE, f"{HERE}.*"])
 IS_THIS_TREE = "editable_wheel" in sys.argv
 
 READER = "fuse/compiled_reader"
-#: Optional: without Cython or a C compiler kvfs does without it (mount/fuse/reader_choice.py).
+#: Optional: without Cython or a C compiler kvfs does without it (mount/fuse/channel.py).
 COMPILED = Extension(
     f"{HERE if IS_THIS_TREE else INSTALLED}.{READER.replace('/', '.')}",
     [f"{HERE}/{READER}.pyx"],

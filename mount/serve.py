@@ -25,11 +25,10 @@ from kvfs.machine.held_files import HeldFiles
 from kvfs.machine.process_limits import what_it_cannot_see
 from mount.control.events import serve_events
 from mount.control.hints import serve_hints
-from mount.control.history import History
 from mount.control.metrics.exposition import Exposition
 from mount.control.metrics.scrapes import serve_scrapes, write_textfile
 from mount.control.socket import Verb, group_id, serve_control
-from mount.control.status import Parts, describe, describe_lost
+from mount.control.status import History, Parts, describe, describe_lost
 from mount.control.supervision import Supervision, let_end_calls, say_alive
 from mount.control.sync_verbs import SyncVerbs
 from mount.control.verbs import CommandVerbs

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kvfs.bridges.envelope import BlockWish
 from kvfs.bridges.hint_sender import HintSender, SentHints
-from kvfs.core.hint_lines import Do
+from kvfs.core.hints import Do
 from kvfs.core.mount_name import hints_path, name_of
 from kvfs.machine.mount_table import FS_TYPE, mount_of, mounts, resolve_mountpoint
 

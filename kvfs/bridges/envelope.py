@@ -16,8 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from kvfs.core.hint_lines import Do
-from kvfs.core.hints import PRIORITY_MAX
+from kvfs.core.hints import PRIORITY_MAX, Do
 
 #: Bounds of what is read of one envelope, as in vllm/v1/kv_hints/retain.py.
 ACTIONS_MAX: Final = 16

@@ -23,8 +23,7 @@ from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import _object_key_to_file
 
 from kvfs.bridges.block_hints import BlockHints
 from kvfs.bridges.envelope import BlockWish
-from kvfs.core.hint_lines import Do
-from kvfs.core.hints import hint_of
+from kvfs.core.hints import Do, hint_of
 
 #: Settings that are not of the adapter itself.
 _OWN: Final = ("type", "hints", "hints_socket")

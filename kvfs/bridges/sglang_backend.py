@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
 from kvfs.bridges.block_hints import BlockHints, LaterWishes
 from kvfs.bridges.envelope import BlockWish, RequestHints, hints_of
-from kvfs.core.hint_lines import Do
+from kvfs.core.hints import Do
 
 #: Of a page's hash so many hex digits are in envelopes (``hash_str_to_int64`` of SGLang).
 _DIGITS: Final = 16

@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
 from kvfs.bridges.block_hints import BlockHints
 from kvfs.bridges.envelope import HASH_MASK, BlockWish, RequestHints, hints_of
-from kvfs.core.hint_lines import Do
+from kvfs.core.hints import Do
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (

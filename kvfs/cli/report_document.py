@@ -9,8 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from kvfs.cli.report_drawings import Line, ages, lines_over, share_bar
-from kvfs.cli.report_style import STYLE
+from kvfs.cli.report_drawings import STYLE, Line, ages, lines_over, share_bar
 from kvfs.cli.tables import shown_time
 from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size, shown_rate

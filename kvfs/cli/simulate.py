@@ -19,7 +19,7 @@ from kvfs.core.sizes import count_of, format_size
 if TYPE_CHECKING:
     from kvfs.bench.output import Screen
     from kvfs.bench.replay.trace import Request
-    from kvfs.bench.simulate.recording import Recording
+    from kvfs.bench.simulate.loads import Recording
     from kvfs.bench.simulate.served import Outcome
     from kvfs.cli.parser import Subparsers
     from kvfs.core.admission import Hint
@@ -29,7 +29,7 @@ _GATE: Final = "gate"
 _BEST: Final = "best"
 _KNOWN: Final = (*POLICIES, _GATE, _BEST)
 _SHARES: Final = "1%,2%,5%,10%,20%"
-#: Workloads made by rule (synthetic.py), here so that the parser starts fast.
+#: Workloads made by rule (loads.py), here so that the parser starts fast.
 MADE: Final = ("scan", "loop", "drift")
 #: Goes up when a field of the JSON changes its meaning or is removed.
 _FORMAT: Final = 1
@@ -112,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve the load from each pool, and show and write what was found."""
     from kvfs.bench.output import Screen, write_file
     from kvfs.bench.replay.trace import footprint
+    from kvfs.bench.simulate.loads import hints_of
     from kvfs.bench.simulate.picture import picture_of
-    from kvfs.bench.simulate.synthetic import hints_of
 
     shares, policies = shares_of(args.blocks_share, "--blocks-share"), _policies(args.policies)
     right = None if args.hints is None else percent_of(args.hints, "--hints") / 100
@@ -150,8 +150,7 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> _Load:
     """Return what to serve. Raises UsageError, TraceUnreadable."""
     from kvfs.bench.replay.trace import read_trace
-    from kvfs.bench.simulate.recording import recording_at
-    from kvfs.bench.simulate.synthetic import SYNTHETIC, shuffled
+    from kvfs.bench.simulate.loads import SYNTHETIC, recording_at, shuffled
 
     if (args.trace is None) == (args.synthetic is None):
         raise UsageError("give TRACE or --synthetic, one of both")

@@ -235,7 +235,7 @@ class Accounts:
         self.pinned: Final = Taken(self.tenants)
         #: Bytes of names and attributes that are never evicted; root's are not counted.
         self.names: Final = Taken(self.tenants)
-        #: What its requests that wait for room hold in memory (wait_shares.py).
+        #: What its requests that wait for room hold in memory (held_shares.py).
         self.waiting: Final = Taken(self.tenants)
         #: Open files that cost the server a descriptor (handles.py).
         self.open_files: Final = Taken(self.tenants)

@@ -189,7 +189,7 @@ class ByShare:
         return found
 
     def _ratio(self, slot: int) -> float:
-        # What went meanwhile may have been lent (heat_tenants.py).
+        # What went meanwhile may have been lent (heat_columns.py).
         return max(0, self._stored[slot] - self._going.get(slot, 0)) / self._weight[slot]
 
     def _is_older(self, known: KnownBlocks, slot: int) -> bool:

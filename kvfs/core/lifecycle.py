@@ -1,8 +1,8 @@
 """The life of a block: one total table of states and events (docs/dev/block-life.md draws it).
 
 Pure. Directories, symlinks and special files are NODE: they have no bytes and no life of their
-own. Nor has an ALIAS, a second name of a block (aliases.py). Connectors are told apart by what they
-do, never by who they are: a block that was renamed is final; one written under its final name
+own. Nor has an ALIAS, a second name of a block (inode_rules.py). Connectors are told apart by what
+they do, never by who they are: a block that was renamed is final; one written under its final name
 belongs to the process that wrote it; one that was allocated ahead or rewritten in place is a slab.
 """
 

@@ -1,18 +1,55 @@
 """What a stated load needs: capacity, memory, CPU, and how long a drive lasts. Pure.
 
-The reverse, how long blocks stay in a given capacity, follows from the same figures.
+The reverse, how long blocks stay in a given capacity, follows from the same figures. Each of those
+that benches measured is that of a page, where it stands with the machine and the command that
+measured it; a test compares both (tests/core/test_size_command.py).
 """
 
 import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core import measured
 from kvfs.core.headroom import LEAD_S, Headroom
 from kvfs.core.index_room import ROWS_BYTES
 from kvfs.core.settings import Settings
-from kvfs.core.sizes import DAY_S
+from kvfs.core.sizes import DAY_S, KIB, MIB
 from kvfs.core.types import round_up
+
+
+class Measured(NamedTuple):
+    """A figure, the page in docs/ that has it, and how that says it."""
+
+    value: float
+    document: str
+    words: str
+
+
+#: CPU of the server, in seconds, on two cores with drives in memory.
+STORE_CPU_S: Final = Measured(461.0e-6, "performance.md", "| CPU, store cycle | 461.0 us |")
+OPEN_CPU_S: Final = Measured(35.9e-6, "performance.md", "| CPU, warm open + close | 35.9 us |")
+#: For a decimal GB that is loaded.
+LOADED_GB_CPU_S: Final = Measured(
+    9.1e-3, "performance.md", "| CPU, load of 32 MiB blocks | 9.1 ms/GB |"
+)
+#: Memory of the processes of a mount, without blocks.
+SERVER_BYTES: Final = Measured(52 * MIB, "performance.md", "together hold some 52 MiB, by Pss")
+SUPERVISOR_BYTES: Final = Measured(6 * MIB, "performance.md", "supervisor (RssAnon 6 MiB)")
+#: Memory for each block of the pool: of the server, and of an adaptive order of eviction, at most.
+BLOCK_BYTES: Final = Measured(56, "eviction.md", "a million blocks (RssAnon) | 56 MB")
+ADAPTIVE_BLOCK_BYTES: Final = Measured(80, "eviction.md", "40 to 80 bytes a block")
+#: Kernel memory of a block that stays open for passthrough.
+BACKING_ID_BYTES: Final = Measured(1.7 * KIB, "configuration.md", "memory: 1.7 KiB each")
+#: Copies and log of the index on the drive, for each name, at most.
+LOG_NAME_BYTES: Final = Measured(1700, "sizing.md", "up to some 1,700 bytes a name")
+#: What the index has allocated ahead.
+INDEX_AHEAD_BYTES: Final = Measured(16 * MIB, "sizing.md", "550 bytes a name, and 16 MiB ahead")
+#: Bytes written to the drive for a byte stored, by the size of the blocks, the largest first.
+WRITTEN: Final = (
+    (32 * MIB, Measured(1.0023, "dev/measuring.md", "| 1.0023 / 1.0002 |")),
+    (4 * MIB, Measured(1.0007, "dev/measuring.md", "| 4 MiB | 20 | 1.0007 |")),
+    (64 * KIB, Measured(1.06, "dev/measuring.md", "| 64 KiB | 100 | 1.06 |")),
+)
+
 
 #: Below it a pool evicts badly (docs/sizing.md, "Not too few blocks").
 BLOCKS_FEW: Final = 200
@@ -81,8 +118,8 @@ def needs_of(load: Load) -> Needs:
         blocks = (capacity_bytes - sum(_kept_free(load, capacity_bytes))) // allocated_bytes
         keep_s = blocks / load.stores_s
     headroom_bytes, ready_bytes = _kept_free(load, capacity_bytes)
-    of_block = measured.BLOCK_BYTES.value
-    of_block += measured.ADAPTIVE_BLOCK_BYTES.value if load.is_adaptive else 0
+    of_block = BLOCK_BYTES.value
+    of_block += ADAPTIVE_BLOCK_BYTES.value if load.is_adaptive else 0
     ids = min(blocks, Settings().backing_ids_max)
     written_bytes_s = load.stored_bytes_s * written_for(load.block_bytes)
     endurance_bytes = load.endurance_bytes
@@ -93,12 +130,12 @@ def needs_of(load: Load) -> Needs:
         capacity_bytes=capacity_bytes,
         headroom_bytes=headroom_bytes,
         ready_bytes=ready_bytes,
-        log_bytes=int(blocks * measured.LOG_NAME_BYTES.value),
-        processes_bytes=int(measured.SERVER_BYTES.value + measured.SUPERVISOR_BYTES.value),
+        log_bytes=int(blocks * LOG_NAME_BYTES.value),
+        processes_bytes=int(SERVER_BYTES.value + SUPERVISOR_BYTES.value),
         blocks_memory_bytes=int(blocks * of_block),
-        index_memory_bytes=int(blocks * ROWS_BYTES + measured.INDEX_AHEAD_BYTES.value),
-        kernel_memory_bytes=int(ids * measured.BACKING_ID_BYTES.value),
-        store_cores=load.stores_s * measured.STORE_CPU_S.value,
+        index_memory_bytes=int(blocks * ROWS_BYTES + INDEX_AHEAD_BYTES.value),
+        kernel_memory_bytes=int(ids * BACKING_ID_BYTES.value),
+        store_cores=load.stores_s * STORE_CPU_S.value,
         load_cores=load.loads_s * _load_cpu_s(load.block_bytes),
         written_bytes_day=written_bytes_s * DAY_S,
         life_days=None if endurance_bytes is None else endurance_bytes / written_bytes_s / DAY_S,
@@ -120,7 +157,7 @@ def warnings_of(load: Load, needs: Needs) -> Iterator[str]:
     map_bytes = Settings().index_map_bytes
     if needs.blocks * ROWS_BYTES > map_bytes * _MAP_SHARE:
         yield "these are more names than the index takes: raise index_map_bytes"
-    smallest_bytes, found = measured.WRITTEN[-1]
+    smallest_bytes, found = WRITTEN[-1]
     if load.block_bytes < smallest_bytes:
         yield (
             f"blocks below {smallest_bytes >> 10} KiB are not measured: they write more than "
@@ -130,8 +167,8 @@ def warnings_of(load: Load, needs: Needs) -> Iterator[str]:
 
 def written_for(block_bytes: int) -> float:
     """Return the bytes written for a byte stored, measured with blocks that are no larger."""
-    known = (found.value for size_bytes, found in measured.WRITTEN if size_bytes <= block_bytes)
-    return next(known, measured.WRITTEN[-1][1].value)
+    known = (found.value for size_bytes, found in WRITTEN if size_bytes <= block_bytes)
+    return next(known, WRITTEN[-1][1].value)
 
 
 def _kept_free(load: Load, capacity_bytes: int) -> tuple[int, int]:
@@ -153,4 +190,4 @@ def _capacity_for(blocks_bytes: int, load: Load) -> int:
 
 def _load_cpu_s(block_bytes: int) -> float:
     """Return the CPU of a load: an open and a close, or what its bytes cost if that is more."""
-    return max(measured.OPEN_CPU_S.value, block_bytes / 1e9 * measured.LOADED_GB_CPU_S.value)
+    return max(OPEN_CPU_S.value, block_bytes / 1e9 * LOADED_GB_CPU_S.value)

@@ -50,8 +50,8 @@ class InodeRecord(NamedTuple):
     Times are nanoseconds since the epoch, signed. ``allocated_bytes`` is what the extent holds on
     the device (st_blocks * 512), ``entries`` and ``subdirs`` count a directory's names. ``parent``
     and ``name`` are the inode's one name. ``target`` is a symlink's, or the number of a block's
-    second name, which has a record of its own (aliases.py). ``maker_tgid`` and ``maker_birth`` name
-    the process that a leased block, a slab or a second name belongs to (0: none that can be
+    second name, which has a record of its own (inode_rules.py). ``maker_tgid`` and ``maker_birth``
+    name the process that a leased block, a slab or a second name belongs to (0: none that can be
     watched).
     """
 

@@ -17,12 +17,10 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
-from kvfs.engine.device_watch import DeviceWatch
-from kvfs.engine.device_wear import DeviceWear, whole_wear
+from kvfs.engine.device_watch import DeviceWatch, DeviceWear, whole_wear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
-from kvfs.engine.eviction.by_names_and_age import Expiry, IndexGrowth, NameEviction
-from kvfs.engine.eviction.by_quota import QuotaEviction
+from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
@@ -37,7 +35,6 @@ from kvfs.engine.eviction.space_figures import (
     unit_figures,
 )
 from kvfs.engine.eviction.start_scan import StartScan
-from kvfs.engine.fetch_ahead import FetchAhead
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.recovery.lost_drives import LostDrives, LostNames
 from kvfs.engine.recovery.rebuild import Progress
@@ -46,7 +43,7 @@ from kvfs.engine.recovery.recovery import Begun, begin
 from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
-from kvfs.engine.take_hints import TakeHints
+from kvfs.engine.take_hints import FetchAhead, TakeHints
 from kvfs.machine.processes import UNKNOWN_UID
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.extent_bytes import stamp_ns

@@ -2,23 +2,97 @@
 
 Who may write a block may hint it: the client must have the right to write the file, and to search
 all directories above it.
+
+Blocks that a hint asks for ahead of their use are read into the page cache, in the order in which
+they were asked for. A thread of its own reads one extent after the other, so what clients load has
+the device to itself but for one read. What the pages displace is the kernel's choice, as with any
+read.
 """
 
+import contextlib
 import glob
+import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 from kvfs.core.errors import Damaged, KvfsError, PathMissing
-from kvfs.core.hint_lines import BLOCKS_MAX, Do, HintBatch, HintClient, TakenHints, ToldHint
+from kvfs.core.hints import BLOCKS_MAX, Do, HintBatch, HintClient, TakenHints, ToldHint
 from kvfs.core.inode_rules import Ascent, rights_of
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
-from kvfs.engine.fetch_ahead import FetchAhead
 from kvfs.engine.names.named import STEP, Named, files_below, find, named
 from kvfs.engine.names.namespace import Namespace
 from kvfs.pool.pool import Pool
-from kvfs.storage.heat_hints import ALWAYS_S, Told
+from kvfs.storage.background import Aside
+from kvfs.storage.heat_columns import ALWAYS_S, Told
+
+#: Blocks that wait to be read; more are not.
+FETCHES_MAX: Final = 4096
+_AT_ONCE_BYTES: Final = 1 << 20
+
+
+class FetchAhead:
+    """The blocks of one pool that wait to be read."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: deque[InodeNo] = deque()
+        self._reader: Aside[int] = Aside("kvfs-fetch")
+        self._buffer = memoryview(bytearray(_AT_ONCE_BYTES))
+        pool.ends_first(self.close)
+
+    def add(self, ino: InodeNo) -> bool:
+        """Have block *ino* read; False if too many wait. It counts as used."""
+        if len(self._waiting) >= FETCHES_MAX:
+            return False
+        self._pool.rules.heat.touch(ino)
+        self._waiting.append(ino)
+        self._go_on()
+        return True
+
+    def run_due(self) -> None:
+        """Count what was read, and go on."""
+        read = self._reader.pop_result()
+        if read is not None:
+            self._pool.rules.hints.counts.fetched += read
+        self._go_on()
+
+    def close(self) -> None:
+        """Stop after the read under way."""
+        self._waiting.clear()
+        self._reader.join()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._reader.busy:
+            self._reader.start(self._read_all)
+
+    def _read_all(self) -> int:
+        """Read what waits, in the thread; return how many blocks were read."""
+        read = 0
+        with contextlib.suppress(IndexError):  # all are read
+            while True:
+                read += self._read(self._waiting.popleft())
+        return read
+
+    def _read(self, ino: InodeNo) -> bool:
+        """Read block *ino*, and return whether that went well: it may be gone by now."""
+        calls = self._pool.syscalls
+        try:
+            fd = self._pool.extents.open(ino, os.O_RDONLY)
+        except (Damaged, OSError):
+            return False
+        try:
+            at_bytes = 0
+            while read_bytes := calls.preadv(fd, [self._buffer], at_bytes):
+                at_bytes += read_bytes
+        except OSError:
+            return False
+        finally:
+            calls.close(fd)
+        return True
+
 
 #: Names looked up in one step, some 10 us each.
 _NAMES_A_STEP: Final = 64

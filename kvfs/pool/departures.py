@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvfs.core.aliases import block_of
 from kvfs.core.changed import Changed, Why
+from kvfs.core.inode_rules import block_of
 from kvfs.core.lifecycle import SETTLED, UNFINISHED, State
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.pool.durable.identities import Identities

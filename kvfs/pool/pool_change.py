@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.drive_counts import DriveCounts
-from kvfs.core.drives import ByDrive
+from kvfs.core.drives import ByDrive, DriveCounts
 from kvfs.core.errors import Damaged
 from kvfs.core.records import UNFINISHED_MAX, Counters, child_key, name_key, parse_child_key, unseal
 from kvfs.core.types import InodeNo

@@ -1,8 +1,8 @@
-"""What the index says of the drives of a pool: a row for each from 1 on (drive_counts.py)."""
+"""What the index says of the drives of a pool: a row for each from 1 on (kvfs/core/drives.py)."""
 
 from itertools import chain
 
-from kvfs.core.drive_counts import DriveCounts
+from kvfs.core.drives import DriveCounts
 from kvfs.core.records import DRIVE_PREFIX, DriveCount, parse_drive_count
 from kvfs.core.types import DriveNo
 from kvfs.storage.index import Index

@@ -18,9 +18,8 @@ from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.age_clock import HeatMarks
+from kvfs.storage.heat_columns import ALWAYS_S, HeatHints, HeatTenants, Told
 from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, grown, saved_s, sound_rows, zero_rows
-from kvfs.storage.heat_hints import ALWAYS_S, HeatHints, Told
-from kvfs.storage.heat_tenants import HeatTenants
 from kvfs.storage.row_table import RowTable
 from kvfs.storage.syscalls import Syscalls
 

@@ -15,7 +15,7 @@ import trio
 
 from kvfs.client.control_socket import LINE_MAX_BYTES
 from kvfs.core.errors import CommandError
-from kvfs.core.hint_lines import HintClient, TakenHints, batch_of
+from kvfs.core.hints import HintClient, TakenHints, batch_of
 from kvfs.core.mount_name import hints_path
 from kvfs.core.settings import Settings
 from kvfs.engine.store import Store

@@ -1,13 +1,22 @@
-"""What `kvfs status` shows of a running mount; docs/status.md explains every key."""
+"""What `kvfs status` shows of a running mount, and a day of its counters for `kvfs report`.
 
+docs/status.md explains every key.
+"""
+
+import logging
 import os
 import time
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import trio
 
 import kvfs
 from kvfs.core.settings import Settings
 from kvfs.engine.store import Store
 from kvfs.machine.held_files import HeldFiles
+from mount.control.socket import Verb
 from mount.files.files import Files
 from mount.files.kernel_port import KernelPort
 from mount.fuse import errno_map
@@ -132,3 +141,50 @@ def _name_of(code: int) -> str:
 
 
 _CODES = frozenset(code.value for code in Opcode)
+
+
+_log: Final = logging.getLogger(__name__)
+
+#: Of five minutes each they are a day, and some 80 KiB in an answer.
+SAMPLES_MAX: Final = 289
+#: What a sample takes of `cache` in the status, beside the time and what blocks hold.
+_COUNTERS: Final = ("hits", "misses", "loaded_bytes", "stored_bytes")
+
+
+class History:
+    """The samples of one mount, one every few minutes, in memory; none if the step is 0.
+
+    Bounded by the number of samples, and begun anew by each server, as the counters are.
+    """
+
+    def __init__(self, step_s: float, status: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        """*status* returns what `kvfs status` shows, of which a sample has some counters."""
+        self._step_s = step_s
+        self._status = status
+        self._samples: deque[dict[str, float]] = deque(maxlen=SAMPLES_MAX)
+
+    def table(self) -> dict[str, Verb]:
+        """Return the verbs by name."""
+        return {"history": self._told}
+
+    async def keep(self) -> None:
+        """Take a sample now and after each step, until cancelled."""
+        while self._step_s:
+            try:
+                self._take(await self._status())
+            except Exception:
+                # The last handler: a bug here must not end the mount.
+                _log.exception("no sample for the history")
+            await trio.sleep(self._step_s)
+
+    def _take(self, status: Mapping[str, Any]) -> None:
+        cache = status.get("cache")
+        if cache is None:  # the device is lost
+            return
+        sample: dict[str, float] = {name: cache[name] for name in _COUNTERS}
+        sample["evicted_bytes"] = sum(each["bytes"] for each in cache["evicted"].values())
+        sample["used_bytes"] = status["used_bytes"]
+        self._samples.append({"time_s": round(time.time(), 1), **sample})
+
+    async def _told(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"step_s": self._step_s, "samples": list(self._samples)}

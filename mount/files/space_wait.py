@@ -23,7 +23,7 @@ from kvfs.pool.allocator import Fit
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.space.drive import PoolDrive
 from mount.files.device_asks import DeviceAsks
-from mount.files.wait_shares import WaitShares
+from mount.files.held_shares import WaitShares
 from mount.fuse.late import AboutToWait
 
 #: Between two looks. A scan of a million rows takes 20 ms, as does an unlink of a large extent.

@@ -4,9 +4,14 @@ pyfuse3's wait for a message becomes the pump (libfuse_pair.py): it flushes libf
 kernel, reads the next request and answers it, or hands it over, with no task switch in between.
 What the channel can answer itself (``mount.requests.fast``, ``mount.requests.raw``) never reaches
 libfuse.
+
+The request reader is the compiled one or, where nothing was compiled, for lack of a compiler, the
+one in Python, which defines both. They answer the same requests alike
+(tests/fuse/channel/test_compiled_reader_model.py).
 """
 
 import errno
+import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,8 +28,14 @@ from mount.fuse.errno_map import counted_errno
 from mount.fuse.init_reply import Agreement, InitExchange
 from mount.fuse.late import OwedAnswers
 from mount.fuse.libfuse_pair import Libfuse
-from mount.fuse.reader_choice import choose_reader
-from mount.fuse.request_reader import KnownReaders, Reader, ResentRequests
+from mount.fuse.request_reader import (
+    TURN_MESSAGES,
+    TURN_NS,
+    KnownReaders,
+    Reader,
+    RequestReader,
+    ResentRequests,
+)
 from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,
@@ -35,6 +46,41 @@ from mount.fuse.wire import (
     Message,
     error_reply,
 )
+
+COMPILED: Final = "compiled"
+IN_PYTHON: Final = "python"
+
+
+class ReaderChoice(NamedTuple):
+    """How to make the reader (arguments as of RequestReader), and why that one."""
+
+    make: Callable[..., Reader]
+    name: str
+    reason: str
+
+
+#: The reader that the other one must equal.
+PYTHON: Final = ReaderChoice(RequestReader, IN_PYTHON, "compiled_reader = false")
+
+
+def look_for_compiled() -> ReaderChoice:
+    """Return the compiled reader, or the one in Python where there is none."""
+    try:
+        from mount.fuse.compiled_reader import CompiledReader
+    except ImportError as error:
+        return ReaderChoice(RequestReader, IN_PYTHON, f"none was compiled: {error}")
+    make = functools.partial(CompiledReader, turn_messages=TURN_MESSAGES, turn_ns=TURN_NS)
+    return ReaderChoice(make, COMPILED, "it was compiled at installation")
+
+
+#: As this module is imported: another version may be installed before a server is forked.
+_FOUND: Final = look_for_compiled()
+
+
+def choose_reader(*, compiled: bool, found: ReaderChoice = _FOUND) -> ReaderChoice:
+    """Return the compiled reader if it is wanted and was *found*."""
+    return found if compiled else PYTHON
+
 
 _log: Final = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from stat import S_ISDIR
 from typing import Final, NamedTuple
 
-from kvfs.core.aliases import alias_of
 from kvfs.core.errors import DeadInode, Exists, InvalidRequest, NoSpace, NotFound
+from kvfs.core.inode_rules import alias_of
 from kvfs.core.lifecycle import HIDEABLE, UNFINISHED
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, SECOND_NS, HandleNo, InodeNo, InodeRecord

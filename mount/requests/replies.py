@@ -4,8 +4,8 @@ from typing import Final
 
 import pyfuse3
 
-from kvfs.core.aliases import block_of
 from kvfs.core.errors import Damaged, DeadInode
+from kvfs.core.inode_rules import block_of
 from kvfs.core.lifecycle import HIDEABLE, State
 from kvfs.core.types import FIRST_INODE, PAGE_BYTES, STAT_BLOCK_BYTES, InodeNo
 from kvfs.engine.store import Store

@@ -50,7 +50,10 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.store import Store
 tree, written, run = sys.argv.pop(1) + "/", sys.argv.pop(1), mount.serve.run
 with contextlib.suppress(ImportError):  # an older TREE has no other
-    from mount.fuse.reader_choice import PYTHON, choose_reader
+    try:
+        from mount.fuse.channel import PYTHON, choose_reader
+    except ImportError:
+        from mount.fuse.reader_choice import PYTHON, choose_reader
     choose_reader.__kwdefaults__["found"] = PYTHON
 due = getattr(Store, "run_due", None) or getattr(Store, "tick")  # its name in an older TREE
 ROOTS = {{Reclaim._execute.__code__: "eviction", due.__code__: "tick"}}

@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.bridges.block_hints import WISHES_MAX, HintedPlace, LaterWishes, place_of
 from kvfs.bridges.envelope import BlockWish
-from kvfs.core.hint_lines import Do
+from kvfs.core.hints import Do
 from tests.support.mounts.mounting import ROOT
 
 MOUNTINFO = """\

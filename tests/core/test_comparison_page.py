@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.core import measured
+from kvfs.core import load_needs
 from kvfs.core.index_room import ROWS_BYTES
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import MIB
@@ -70,8 +70,8 @@ def test_the_first_tokens_are_the_measured_ones() -> None:
 
 
 def test_the_memory_of_a_block_and_of_a_mount_is_what_the_calculator_takes() -> None:
-    assert round(ROWS_BYTES + measured.BLOCK_BYTES.value, -2) == 600
-    processes = measured.SERVER_BYTES.value + measured.SUPERVISOR_BYTES.value
+    assert round(ROWS_BYTES + load_needs.BLOCK_BYTES.value, -2) == 600
+    processes = load_needs.SERVER_BYTES.value + load_needs.SUPERVISOR_BYTES.value
     assert f"Some {processes / MIB:.0f} MiB, and some 600 bytes a block" in FAQ
 
 

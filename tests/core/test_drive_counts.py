@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.core.changed import Changed, Why
-from kvfs.core.drive_counts import DriveCounts
-from kvfs.core.drives import Numbering
+from kvfs.core.drives import DriveCounts, Numbering
 from kvfs.core.inode_rules import blank_record, counted
 from kvfs.core.records import Counters, DriveCount, pack_drive_count, parse_drive_count
 from kvfs.core.types import ROOT_INODE, DriveNo, InodeNo, InodeRecord

@@ -18,7 +18,7 @@ from kvfs.bridges.envelope import (
     RequestHints,
     hints_of,
 )
-from kvfs.core.hint_lines import Do
+from kvfs.core.hints import Do
 from tests.support.mounts.mounting import ROOT
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.hint_lines import Do, HintBatch, ToldHint, batch_of
-from kvfs.core.hints import DURATION_MAX_S, PRIORITY_USUAL
+from kvfs.core.hints import DURATION_MAX_S, PRIORITY_USUAL, Do, HintBatch, ToldHint, batch_of
 
 
 def line(*hints: object, **more: object) -> bytes:

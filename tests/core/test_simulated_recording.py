@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.bench.simulate.recording import recording_at
+from kvfs.bench.simulate.loads import recording_at
 from kvfs.cli.main import main
 from kvfs.core.errors import TraceUnreadable, UsageError
 from tests.support.store.trace import TRACE
@@ -128,8 +128,8 @@ def test_of_a_long_recording_a_sample_is_served(
     path.write_text(text_of({**HEADER, "for_blocks_bytes": 4_000_000}, *lines))
     flags = ("--policies", "lru,best", "--blocks-share", "20%")
     whole = simulated(path, *flags, capsys=capsys)
-    monkeypatch.setattr("kvfs.bench.simulate.recording.SERVED_MAX", 11_000)
-    monkeypatch.setattr("kvfs.bench.simulate.recording.SAMPLED_LEAST", 500)
+    monkeypatch.setattr("kvfs.bench.simulate.loads.SERVED_MAX", 11_000)
+    monkeypatch.setattr("kvfs.bench.simulate.loads.SAMPLED_LEAST", 500)
     sample = simulated(path, *flags, capsys=capsys)
     assert (whole["recording"]["one_in"], sample["recording"]["one_in"]) == (1, 4)
     assert sample["accesses"] == whole["accesses"] == 40_000
@@ -145,7 +145,7 @@ def test_of_a_long_recording_a_sample_is_served(
 
 
 def test_uses_of_few_blocks_are_all_served(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvfs.bench.simulate.recording.SERVED_MAX", 10)
+    monkeypatch.setattr("kvfs.bench.simulate.loads.SERVED_MAX", 10)
     lines = [line(1000.0 + at, at % 7, 1 << 31) for at in range(100)]
     path.write_text(text_of(HEADER, *lines))
     found = recording_at(str(path))

@@ -8,16 +8,15 @@ from typing import Any, Final
 import pytest
 
 from kvfs.cli.main import main
-from kvfs.core import measured
+from kvfs.core import load_needs
 from kvfs.core.errors import TraceUnreadable, UsageError
 from kvfs.core.headroom import Headroom
-from kvfs.core.load_needs import BLOCKS_FEW
-from kvfs.core.measured import Measured
+from kvfs.core.load_needs import BLOCKS_FEW, Measured
 from kvfs.core.sizes import DAY_S, GIB, MIB
 from tests.support.mounts.mounting import ROOT
 from tests.support.rules.documented import of
 
-MEASURED: Final = [found for found in vars(measured).values() if isinstance(found, Measured)]
+MEASURED: Final = [found for found in vars(load_needs).values() if isinstance(found, Measured)]
 TRACE: Final = str(ROOT / "tests" / "traces" / "conversation.trace.gz")
 #: 200 stores a second of 4 MiB, for a day.
 STATED: Final = ("--block", "4M", "--stores", "200", "--keep", "24h")
@@ -30,7 +29,7 @@ def size(*flags: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("found", [*MEASURED, *(found for _, found in measured.WRITTEN)])
+@pytest.mark.parametrize("found", [*MEASURED, *(found for _, found in load_needs.WRITTEN)])
 def test_a_figure_is_that_of_the_page_that_measured_it(found: Measured) -> None:
     assert found.words in (ROOT / "docs" / found.document).read_text()
     scales = (1, 1e3, 1e6, 1 / 1024, 1 / MIB)

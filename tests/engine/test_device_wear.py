@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from kvfs.engine.device_wear import DeviceWear, whole_wear
+from kvfs.engine.device_watch import DeviceWear, whole_wear
 from kvfs.machine.hardware import drives_below, endurance_left, left_of, written_bytes
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import loop_device

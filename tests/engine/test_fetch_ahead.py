@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from kvfs.core.types import InodeNo
-from kvfs.engine.fetch_ahead import FETCHES_MAX, FetchAhead
+from kvfs.engine.take_hints import FETCHES_MAX, FetchAhead
 from kvfs.pool.rules.hints import HintCounts
 
 PATIENCE_S: Final = 60.0

@@ -15,7 +15,7 @@ from kvfs.core.block_owners import Owners
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import SECOND_NS, InodeNo
 from kvfs.storage.heat import Heat
-from kvfs.storage.heat_tenants import SLOTS_MAX, HeatTenants
+from kvfs.storage.heat_columns import SLOTS_MAX, HeatTenants
 from tests.support.store.heats import MIB, NOW_S, opened
 
 ALICE, BOB, CAROL = TenantId(1000), TenantId(1001), TenantId(1002)

@@ -5,7 +5,6 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.aliases import alias_of
 from kvfs.core.errors import (
     DeadInode,
     Exists,
@@ -15,6 +14,7 @@ from kvfs.core.errors import (
     NotPermitted,
     TooManyLinks,
 )
+from kvfs.core.inode_rules import alias_of
 from kvfs.core.lifecycle import State
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.machine.processes import SERVER, Maker

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.core.aliases import alias_of
 from kvfs.core.errors import NotFound
+from kvfs.core.inode_rules import alias_of
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.devices.power_cuts.power import Cut, Drive, drive
 from tests.support.store.driven import Driven

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kvfs.core.aliases import alias_of, lead_to, with_alias, without_alias
 from kvfs.core.errors import KvfsError
+from kvfs.core.inode_rules import alias_of, lead_to, with_alias, without_alias
 from kvfs.core.records import child_key, inode_key, name_key
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.storage.index import Index

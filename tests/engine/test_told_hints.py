@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.core.directory_policy import EVICT, HINT
 from kvfs.core.eviction_policy import Rank
-from kvfs.core.hint_lines import (
+from kvfs.core.hints import (
     BLOCKS_MAX,
     Do,
     HintBatch,

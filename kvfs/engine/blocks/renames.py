@@ -10,9 +10,9 @@ refused. A draft without a name (O_TMPFILE) gets its first one so.
 import stat
 from typing import Final, NamedTuple
 
-from kvfs.core.aliases import alias_of, may_be_linked, new_alias, with_alias
 from kvfs.core.changed import Why
 from kvfs.core.errors import NotFound, NotPermitted, TooManyLinks
+from kvfs.core.inode_rules import alias_of, may_be_linked, new_alias, with_alias
 from kvfs.core.lifecycle import UNFINISHED
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.blocks.closes import LastCloses

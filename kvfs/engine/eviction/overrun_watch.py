@@ -2,25 +2,83 @@
 
 A passthrough writer allocates in the backing file system. What it takes beyond its reserve is found
 here, and space for its next writes is kept free. If it took space that was not there, and nothing
-can be evicted, or its tenant may keep no more from eviction (grown_drafts.py), it is stopped: its
-bytes are freed, its close is ENOSPC, its name is removed.
+can be evicted, or its tenant may keep no more from eviction, it is stopped: its bytes are freed,
+its close is ENOSPC, its name is removed.
+
+A draft stores nothing yet, so eviction for it would take from others alone, whatever they have.
+Hence the space kept free for what such drafts may take next, and what they take, ends where their
+tenant may keep no more from eviction (``Accounts.left_bytes``).
 """
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kvfs.core.account import ROOT, SPARE_SHARE, TenantId
 from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes
 from kvfs.core.lifecycle import State, is_temporary
 from kvfs.core.types import InodeNo
-from kvfs.engine.eviction.grown_drafts import GrownDrafts
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
+
+
+class GrownDrafts:
+    """The drafts of one moment that have grown, or may grow, without asking."""
+
+    def __init__(self, pool: Pool, written: Iterable[OpenInode]) -> None:
+        """Sum up what of *written* each tenant holds."""
+        self._pool: Final = pool
+        self._growing: Final = [
+            each for each in written if each.taken_unasked > 0 or each.unreserved
+        ]
+        self._held: Final = Counter[TenantId]()
+        self._tenant_of: Final[dict[OpenInode, TenantId]] = {}
+        pool.space.accounts.lately.remember(pool.monotonic_s())
+        for opened in self._growing:
+            record = opened.gone or pool.index.inode_or_miss(opened.ino)
+            if record is not None:
+                self._tenant_of[opened] = tenant = pool.rules.tenants.of(record)
+                self._held[tenant] += opened.allocated_bytes
+
+    def may_take_bytes(self, opened: OpenInode, wanted_bytes: int) -> int:
+        """Return how many of *wanted_bytes* may be kept free for *opened*, and count them."""
+        tenant = self._tenant_of.get(opened)
+        bound_bytes = None if tenant is None else self._bound_bytes(tenant)
+        if tenant is None or bound_bytes is None:
+            return wanted_bytes
+        may_bytes = min(wanted_bytes, max(0, bound_bytes - self._held[tenant]))
+        self._held[tenant] += may_bytes
+        return may_bytes
+
+    def to_stop(self) -> list[OpenInode]:
+        """Return drafts, those that took most first, of tenants that hold more than they may.
+
+        All others of a tenant go on, if it holds no more then. Root has no bound.
+        """
+        stopped: list[OpenInode] = []
+        least_bytes = int(self._pool.space.taken.usable_bytes * SPARE_SHARE)
+        left = self._held.copy()
+        for opened in sorted(self._growing, key=lambda each: each.taken_unasked, reverse=True):
+            tenant = self._tenant_of.get(opened)
+            if tenant is None or tenant == ROOT or not opened.taken_unasked:
+                continue
+            bound_bytes = self._bound_bytes(tenant)
+            if bound_bytes is not None and left[tenant] > max(bound_bytes, least_bytes):
+                left[tenant] -= opened.allocated_bytes
+                stopped.append(opened)
+        return stopped
+
+    def _bound_bytes(self, tenant: TenantId) -> int | None:
+        """Return how much *tenant* may keep in drafts; None: there is no bound."""
+        accounts = self._pool.space.accounts
+        left_bytes = accounts.left_bytes(tenant, self._pool.space.taken.usable_bytes)
+        return None if left_bytes is None else left_bytes + accounts.drafts.by(tenant)
+
 
 _log: Final = logging.getLogger(__name__)
 #: Drafts checked in one tick, at 2 us each; if there are more, they take turns.

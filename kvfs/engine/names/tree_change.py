@@ -8,19 +8,18 @@ it anew at the end. It uses the functions below that write rows into a bare tran
 A rename also changes the state of the inode that moves, and what depends on its name: ``renamed``
 and ``follow``.
 
-A block may have two names (core/aliases.py). Removing either name, or renaming over it, leaves the
-block with the other one, as on any file system. The alias also goes alone: when the process that
-linked it has ended, or in a power loss.
+A block may have two names (core/inode_rules.py). Removing either name, or renaming over it, leaves
+the block with the other one, as on any file system. The alias also goes alone: when the process
+that linked it has ended, or in a power loss.
 """
 
 import contextlib
 import stat
 from typing import Final, NamedTuple
 
-from kvfs.core.aliases import alias_of, block_of, lead_to, with_alias, without_alias
 from kvfs.core.changed import NO_ATTRIBUTES, Attributes, Changed, Reason, Why
 from kvfs.core.errors import Damaged, DeadInode, NotADirectory
-from kvfs.core.inode_rules import counted
+from kvfs.core.inode_rules import alias_of, block_of, counted, lead_to, with_alias, without_alias
 from kvfs.core.lifecycle import UNFINISHED, Event, State, after
 from kvfs.core.rewriting import Place, Recent
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord

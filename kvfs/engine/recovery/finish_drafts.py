@@ -12,10 +12,9 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from kvfs.core.aliases import alias_of, block_of
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import Damaged
-from kvfs.core.inode_rules import counted
+from kvfs.core.inode_rules import alias_of, block_of, counted
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.records import (
     INODE_PREFIX,

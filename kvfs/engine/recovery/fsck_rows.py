@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
-from kvfs.core.aliases import alias_of, block_of, without_alias
-from kvfs.core.drive_counts import DriveCounts, Recount
+from kvfs.core.drives import DriveCounts, Recount
 from kvfs.core.errors import Damaged
-from kvfs.core.inode_rules import TreeCount
+from kvfs.core.inode_rules import TreeCount, alias_of, block_of, without_alias
 from kvfs.core.lifecycle import State
 from kvfs.core.records import (
     CHILD_PREFIX,

@@ -15,7 +15,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.hints import BlockHint, hint_of
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.storage.heat import Heat
-from kvfs.storage.heat_hints import ALWAYS_S, Told
+from kvfs.storage.heat_columns import ALWAYS_S, Told
 
 #: Blocks of these ranks follow hints. The others may not go, or have a reason to go first or last.
 _BIASED: Final = frozenset({Rank.PUBLISHED, Rank.SMALL})

@@ -26,7 +26,7 @@ from kvfs.machine.processes import Maker, Processes
 
 #: Most blocks that are settled in one tick: a process that ends may have made a million.
 _SETTLED_A_TICK: Final = 128
-#: What belongs to a process; a second name belongs to the one that linked it (aliases.py).
+#: What belongs to a process; a second name belongs to the one that linked it (inode_rules.py).
 _HELD: Final = HELD | {State.ALIAS}
 _KEPT: Final = _HELD | {State.ORPHAN, State.ORPHAN_SLAB}
 #: Equal leases share one object, so that a million take 85 MB. At most this many are remembered.

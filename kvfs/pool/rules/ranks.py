@@ -23,7 +23,7 @@ from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.policies import Policies, TenantRules
 from kvfs.pool.space.space import StayBounds
 from kvfs.storage.heat import Heat
-from kvfs.storage.heat_hints import ALWAYS_S, Told
+from kvfs.storage.heat_columns import ALWAYS_S, Told
 from kvfs.storage.index import Index
 
 #: Smaller files are probably configurations or sidecars: evicting them frees little and costs much.

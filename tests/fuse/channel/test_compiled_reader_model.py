@@ -14,9 +14,8 @@ from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from kvfs.core.errors import KvfsError, NotFound
 from kvfs.core.types import ROOT_INODE, HandleNo, InodeNo
-from mount.fuse.channel import Requester
+from mount.fuse.channel import COMPILED, ReaderChoice, Requester, choose_reader
 from mount.fuse.compiled_reader import CompiledReader
-from mount.fuse.reader_choice import COMPILED, ReaderChoice, choose_reader
 from mount.fuse.wire import GETXATTR_IN, OPEN_IN, Opcode
 from tests.support.store.readers_desk import KERNEL_THREAD, Desk
 from tests.support.store.readers_door import Door

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mount.fuse.reader_choice import choose_reader, look_for_compiled
+from mount.fuse.channel import choose_reader, look_for_compiled
 from mount.fuse.request_reader import RequestReader
 
 

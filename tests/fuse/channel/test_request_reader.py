@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs.core.types import HandleNo, InodeNo
-from mount.fuse.reader_choice import choose_reader
+from mount.fuse.channel import choose_reader
 from mount.fuse.request_reader import TURN_MESSAGES
 from mount.fuse.wire import (
     IN_HEADER,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from kvfs.bench.replay.trace import Request
+from kvfs.bench.simulate.loads import recording_at
 from kvfs.bench.simulate.optimum import best_possible
-from kvfs.bench.simulate.recording import recording_at
 from kvfs.bench.simulate.served import policy_for, served
 from kvfs.cli.arguments import OnMount, locate
 from kvfs.cli.record import Recorder
@@ -23,7 +23,7 @@ from kvfs.client.control_socket import REPLY_MAX_BYTES, ask
 from kvfs.core.checksum import crc32c
 from kvfs.core.errors import CommandError, NotMounted, NotRoot, UsageError
 from kvfs.pool.figures.touch_recordings import KeyedNames
-from mount.control.record_verbs import BLOCKS_A_REPLY
+from mount.control.verbs import BLOCKS_A_REPLY
 from tests.fuse.conftest import NOBODY
 from tests.support.clients.cache_client import CacheClient
 from tests.support.clients.stepping import until

@@ -9,8 +9,7 @@ import trio.testing
 from kvfs.client.control_socket import ask
 from kvfs.core.mount_name import socket_path
 from kvfs.core.settings import Settings
-from mount.control.history import SAMPLES_MAX, History
-from mount.control.status import describe_lost
+from mount.control.status import SAMPLES_MAX, History, describe_lost
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import skip_without_mounts
 from tests.support.mounts.places import blank_place, small_mount

@@ -4,7 +4,7 @@ import pytest
 
 from kvfs.core.account import ROOT, Taken, Tenants
 from kvfs.core.errors import NoSpace, OverShare
-from mount.files.wait_shares import WaitShares
+from mount.files.held_shares import WaitShares
 from tests.fuse.conftest import NOBODY, OTHER
 
 #: What all may hold together.

@@ -29,7 +29,7 @@ _LIMITS: Final = {
     "rows of a sample": "kvfs.engine.eviction.space_figures._LOOKED_AT_MAX",
     "steps in vain": "kvfs.engine.by_command._VAIN_MAX",
     "blocks tried to read": "kvfs.engine.recovery.device_errors._INODES_MAX",
-    "names of a plan": "kvfs.engine.eviction.by_names_and_age._PLAN_MAX",
+    "names of a plan": "kvfs.engine.eviction.by_limits._PLAN_MAX",
     "plan_blocks": "kvfs.engine.eviction.reclaim._PLAN_MAX",
     "plan_refused": "kvfs.engine.eviction.victims._REFUSED_MAX",
     "plan_inline_rows": "kvfs.engine.eviction.victims._INLINE_ROWS",

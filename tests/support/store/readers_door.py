@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from kvfs.core.types import HandleNo, InodeNo
-from mount.fuse.reader_choice import ReaderChoice
+from mount.fuse.channel import ReaderChoice
 from mount.fuse.wire import (
     IN_HEADER,
     IN_HEADER_BYTES,

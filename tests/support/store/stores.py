@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 
 from kvfs.core.account import Accounts
-from kvfs.core.aliases import alias_of, block_of
 from kvfs.core.drives import Numbering
 from kvfs.core.errors import NoSpace
+from kvfs.core.inode_rules import alias_of, block_of
 from kvfs.core.lifecycle import UNFINISHED, State
 from kvfs.core.settings import Settings
 from kvfs.core.types import ROOT_INODE, InodeNo
