@@ -12,8 +12,9 @@ from kvfs.core.errors import SourceForeign, UsageError
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import GIB, MIB, format_size
 from kvfs.core.source_list import listed
-from kvfs.core.types import round_up
+from kvfs.core.types import DriveNo, round_up
 from kvfs.devices.pool_files import PoolHeader, read_header
+from kvfs.storage.run_state import RunPlace
 
 #: The least space for blocks in a new directory pool. Less is of no use.
 ROOM_MIN_BYTES: Final = 64 * MIB
@@ -168,6 +169,14 @@ class Device:
     def pool_fds(self) -> tuple[int, ...]:
         """The directories of all drives of the pool, by number."""
         return (self.pool_fd, *(other.pool_fd for other in self.more))
+
+    @property
+    def run_places(self) -> tuple[RunPlace, ...]:
+        """Where a RUN of the pool is: on each of its drives."""
+        return tuple(
+            RunPlace(DriveNo(number), one.pool_fd, one.of_its_own[1])
+            for number, one in enumerate((self, *self.more))
+        )
 
     def total_bytes(self) -> int:
         """Return the size of the file systems that hold the pool. Raises OSError."""

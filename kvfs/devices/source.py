@@ -28,7 +28,7 @@ from kvfs.devices.pool_drives import in_order, others_of, refuse_part, refuse_tw
 from kvfs.devices.pool_files import PoolHeader, new_headers, write_errors
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 from kvfs.devices.xfs_tools import forget_cut_off
-from kvfs.storage.run_state import distrust_index, read_run_state
+from kvfs.storage.run_state import distrust_index, read_pool_run
 from kvfs.storage.syscalls import Syscalls
 
 _RESERVE: Final = DirectoryReserve()
@@ -275,19 +275,19 @@ def _open_all(sources: Sequence[str], opened: Callable[[str], Device]) -> Iterat
 
 
 def _distrust_if_cut_off(first: Device) -> None:
-    """Have the index distrusted if another drive than the first was cut off: RUN is the first's.
+    """Have the index of a pool of several drives distrusted if one of them was cut off.
 
     An earlier start may have found it, and ended before it could say so: then it is noted.
     """
-    lost = next((other for other in first.more if other.cut_off), None)
-    if lost is None:
+    lost = next((one for one in (first, *first.more) if one.cut_off), None)
+    if lost is None or not first.more:
         return
     syscalls = Syscalls()
     if not first.read_only:
         with write_errors(first.source):
-            distrust_index(first.pool_fd, syscalls)
+            distrust_index(first.run_places, syscalls)
         forget_cut_off(first.epoch)
-    elif not read_run_state(first.pool_fd, syscalls, first.superblock).clean:
+    elif not read_pool_run(first.run_places, syscalls).clean:
         raise SourceDamaged(
             f"{lost.source} was cut off, and its pool was not stopped cleanly: mount it writable "
             "once"

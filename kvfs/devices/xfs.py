@@ -49,7 +49,7 @@ from kvfs.devices.xfs_tools import (
     note_cut_off,
     run_tool,
 )
-from kvfs.storage.run_state import distrust_index
+from kvfs.storage.run_state import RunPlace, distrust_index
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -157,8 +157,8 @@ def open_pool(
     cut_off = journal_is_dirty(block_path, source) or is_cut_off_noted(header.epoch)
     if cut_off:
         note_cut_off(header.epoch)
-        _go_through_journal(block_path, source)
-        if header.drive == FIRST_DRIVE:  # of another one the first's RUN does not know yet
+        _go_through_journal(block_path, source, is_alone=header.several is None)
+        if header.several is None:  # else the RUNs of all say it, once they are known
             forget_cut_off(header.epoch)
     with contextlib.ExitStack() as stack:
         mount_fd, pool_fd = _mount(stack, block_path, source, flags)
@@ -244,16 +244,17 @@ def _device(
     )
 
 
-def _go_through_journal(block_path: str, source: str) -> None:
-    """Let XFS recover its log, and note in RUN that the index cannot be trusted.
+def _go_through_journal(block_path: str, source: str, *, is_alone: bool) -> None:
+    """Let XFS recover its log, and note in RUN of a pool of one that the index is not trusted.
 
     After the recovery the log is clean, and no longer shows that unsynced writes are lost. They are
     lost even if the machine kept running: the device failed for a moment, or XFS was shut down.
     """
     with contextlib.ExitStack() as stack:
         _, pool_fd = _mount(stack, block_path, source, _MOUNT_FLAGS)
-        with write_errors(source):
-            distrust_index(pool_fd, Syscalls())
+        if is_alone:
+            with write_errors(source):
+                distrust_index([RunPlace(FIRST_DRIVE, pool_fd, "")], Syscalls())
 
 
 def _mount(

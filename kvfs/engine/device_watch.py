@@ -22,7 +22,6 @@ from kvfs.machine.kernel_log import KernelLog
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.index_map import STATE
-from kvfs.storage.run_state import distrust_index
 
 
 class DriveWatch:
@@ -79,7 +78,7 @@ class DeviceWatch:
         if not self.lost and (why := self._why_lost()):
             self.lost = why
             with contextlib.suppress(OSError):  # if it fails, XFS's dirty log says the same
-                distrust_index(self._pool.device.pool_fd, self._pool.syscalls)
+                self._pool.run.distrust()
         if self.lost:
             return
         for watch in self._serving():

@@ -54,7 +54,6 @@ from kvfs.pool.space.device_probe import worst_answer
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
-from kvfs.storage.run_state import distrust_index
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -236,7 +235,7 @@ class Store:
         self.verifier.close()
         if not (self.pool.settings.read_only or self.device_watch.settle()):
             settled = False
-            distrust_index(self.pool.device.pool_fd, self.pool.syscalls)
+            self.pool.run.distrust()
         self.pool.close(settled=settled, swept=self.swept)
 
     def totals(self, uid: int = UNKNOWN_UID, ino: InodeNo = ROOT_INODE) -> Totals:

@@ -141,12 +141,12 @@ class Pool:
         self.notes = outliving.notes
         self.numbers = InodeNumbers(device.pool_fds, self.syscalls, read_only=settings.read_only)
         stack.callback(self.numbers.close)
-        self.run = PoolRun(
-            *(device.pool_fd, device.superblock, self.syscalls),
-            *(self.numbers.first, index_at.in_memory),
-        )
         self.extents = Extents(device.pool_fds, self.syscalls, device.fs_type)
         stack.callback(self.extents.close)
+        self.run = PoolRun(
+            *(device.run_places, self.syscalls, self.numbers.first, index_at.in_memory),
+            self.extents.lost,
+        )
         return unlogged
 
     def _departures(self) -> Departures:
@@ -199,7 +199,8 @@ class Pool:
             checksums_s=settings.checksum_stop_s if settings.checksum_share else 0.0,
         )
         syncs = PoolSync(
-            *(self.device, self.index, identities, final_bytes, self.syscalls, self.extents.lost),
+            *(self.device, self.index, identities, final_bytes, self.syscalls),
+            *(self.extents.lost, self.run),
             read_only=settings.read_only,
         )
         return DurableParts(

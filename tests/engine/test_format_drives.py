@@ -23,7 +23,7 @@ from kvfs.devices.pool_drives import SERVED_DRIVES_MAX
 from kvfs.devices.pool_files import new_headers
 from kvfs.devices.xfs_tools import is_cut_off_noted, note_cut_off
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import read_run_state, write_run_state
+from kvfs.storage.run_state import read_pool_run, write_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.pools import DRIVE_BYTES, MIB, Source, refused, untouched
 from tests.support.mounts.mounting import own_tmpfs, workplace
@@ -176,20 +176,21 @@ def test_a_drive_named_twice_is_refused(images: list[Source]) -> None:
 
 
 def test_a_cut_off_drive_makes_the_index_distrusted(images: list[Source]) -> None:
-    """RUN is on the first drive, and what another one lost is in its own log.
+    """What a drive lost is in its own log, and the RUNs of all say it.
 
     Noted before, and found by a start that was killed before it could say so.
     """
     paths = paths_of(images)
     format_drives(paths, fill=lambda pool_fd: InodeNumbers.create(pool_fd, Syscalls()))
     with open_drives(paths) as device:
-        write_run_state(device.pool_fd, Syscalls(), clean=False)
+        for pool_fd in device.pool_fds:
+            write_run_state(pool_fd, Syscalls(), clean=False, run="a run")
     with open_drives(paths) as device:
-        assert read_run_state(device.pool_fd, Syscalls()).trusted
+        assert read_pool_run(device.run_places, Syscalls()).trusted
         epoch = device.epoch
     note_cut_off(epoch)
     with open_drives(paths) as device:
-        assert not read_run_state(device.pool_fd, Syscalls()).trusted
+        assert not read_pool_run(device.run_places, Syscalls()).trusted
     assert not is_cut_off_noted(epoch)
 
 

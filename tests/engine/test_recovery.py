@@ -17,9 +17,15 @@ from kvfs.core.records import (
     inode_key,
     name_key,
 )
-from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
+from kvfs.storage.run_state import (
+    RunPlace,
+    RunState,
+    distrust_index,
+    read_run_state,
+    write_run_state,
+)
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.stores import (
     DIRECTORY,
@@ -291,16 +297,16 @@ def test_an_unreadable_run_file_is_believed_in_nothing(running: Host) -> None:
 def test_distrust_needs_no_room_and_spares_a_clean_stop(tmp_path: Path) -> None:
     pool_fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        syscalls = Syscalls()
+        syscalls, places = Syscalls(), [RunPlace(FIRST_DRIVE, pool_fd, "")]
         InodeNumbers.create(pool_fd, syscalls)
-        distrust_index(pool_fd, syscalls)
+        distrust_index(places, syscalls)
         assert read_run_state(pool_fd, syscalls).clean, "a pool that never ran"
         write_run_state(pool_fd, syscalls, clean=True, strays=True)
-        distrust_index(pool_fd, syscalls)
+        distrust_index(places, syscalls)
         assert read_run_state(pool_fd, syscalls)[1:5] == (True, True, False, False)
         write_run_state(pool_fd, syscalls, clean=False)
         assert read_run_state(pool_fd, syscalls).trusted
-        distrust_index(pool_fd, syscalls)
+        distrust_index(places, syscalls)
         assert not read_run_state(pool_fd, syscalls).trusted
         assert not list(tmp_path.glob("*.new"))
     finally:

@@ -43,7 +43,15 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.row_log import forget_log
-from kvfs.storage.run_state import RunState, distrust_index, read_run_state, write_run_state
+from kvfs.storage.run_state import (
+    RunPlace,
+    RunState,
+    distrust_index,
+    new_run,
+    on_each,
+    read_pool_run,
+    write_run_state,
+)
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -81,7 +89,7 @@ class _Check:
         self._path = ""
         #: Whether it is in memory, and not needed after this.
         self._is_made = False
-        self._superblock = device.superblock
+        self._run_places = device.run_places
         self._extents = extents
         self._settings = settings
         self._syscalls = syscalls
@@ -94,7 +102,7 @@ class _Check:
         self._said_clean = False
 
     def run(self) -> FsckReport:
-        state = read_run_state(self._pool_fd, self._syscalls, self._superblock)
+        state = read_pool_run(self._run_places, self._syscalls)
         self._said_clean = state.clean
         self._doubtful_below = state.doubtful_below
         self._age_base_ns = state.present_age_base_ns
@@ -137,7 +145,7 @@ class _Check:
 
         If this is cut short, the next start rebuilds it again.
         """
-        distrust_index(self._pool_fd, self._syscalls)
+        distrust_index(self._run_places, self._syscalls)
         self._path = rebuild_index(
             *(self._pool_fds, self._place, self._extents, self._settings),
             *(self._syscalls, self._progress),
@@ -201,7 +209,7 @@ class _Check:
             self._said_clean = False
             self._is_begun = True
             if self._is_made:  # if this is cut short, nothing is left of it
-                distrust_index(self._pool_fd, self._syscalls)
+                distrust_index(self._run_places, self._syscalls)
         forget_log(self._pool_fds, self._syscalls)
 
     def _check(self, index: Index, state: RunState) -> None:
@@ -256,16 +264,22 @@ class _Check:
             self._syscalls.syncfs(pool_fd)
 
     def _write_run(self, *, clean: bool, logged: int = 0, strays: bool = False) -> None:
-        write_run_state(
-            self._pool_fd,
-            self._syscalls,
-            clean=clean,
-            superblock=self._superblock,
-            doubtful_below=self._doubtful_below,
-            age_base_ns=self._age_base_ns,
-            logged=logged,
-            strays=strays,
-        )
+        run = new_run(self._run_places)
+
+        def write(place: RunPlace) -> None:
+            write_run_state(
+                place.pool_fd,
+                self._syscalls,
+                clean=clean,
+                superblock=place.superblock,
+                doubtful_below=self._doubtful_below,
+                age_base_ns=self._age_base_ns,
+                logged=logged,
+                strays=strays,
+                run=run,
+            )
+
+        on_each(self._run_places, write, all_of_them=True)
 
 
 def _end_of_numbers(pool_fds: tuple[int, ...], syscalls: Syscalls) -> InodeNo:

@@ -53,7 +53,7 @@ from kvfs.storage.index_place import (
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
 from kvfs.storage.outliving import Notes, Outliving
-from kvfs.storage.run_state import RunState, read_run_state
+from kvfs.storage.run_state import RunState, read_pool_run
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def recover(
     If the index should be sound and is not, the device stays untouched. Raises IndexDamaged,
     FormatUnknown, SourceFull, OSError.
     """
-    state = read_run_state(device.pool_fd, syscalls, device.superblock)
+    state = read_pool_run(device.run_places, syscalls)
     if settings.read_only and not state.clean:
         with _errors_named(device):
             raise IndexDamaged("not stopped cleanly, so mount it writable once")
@@ -355,7 +355,7 @@ def _take_over(
 
     Raises IndexDamaged, FormatUnknown, NoSpace, Damaged, OSError.
     """
-    path = present_index(device.pool_fd, read_run_state(device.pool_fd, syscalls).index_dir)
+    path = present_index(device.pool_fd, read_pool_run(device.run_places, syscalls).index_dir)
     if path is None:
         with _errors_named(device):
             raise IndexDamaged("index: the last server's is gone")

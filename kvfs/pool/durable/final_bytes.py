@@ -21,7 +21,7 @@ from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
-from kvfs.storage.run_state import distrust_index
+from kvfs.storage.run_state import PoolRun
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -187,11 +187,13 @@ class PoolSync:
         final_bytes: FinalBytes,
         syscalls: Syscalls,
         lost: Container[DriveNo],
+        run: PoolRun,
         *,
         read_only: bool,
     ) -> None:
         """*lost*: the drives that have failed."""
         self._lost = lost
+        self._run = run
         self._device = device
         self._index = index
         self._identities = identities
@@ -211,11 +213,11 @@ class PoolSync:
         try:
             marked = self.all()
             if marked.error is not None:
-                distrust_index(self._device.pool_fd, self._syscalls)
+                self._run.distrust()
             return marked
         except (NoSpace, OSError):
             with contextlib.suppress(OSError):
-                distrust_index(self._device.pool_fd, self._syscalls)
+                self._run.distrust()
             raise
 
     def all(self) -> Marked:

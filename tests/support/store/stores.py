@@ -196,8 +196,8 @@ class Host:
         """Make RUN say that the pool ran last in another boot, which took the memory along."""
         if (memory := self.index_path()).parent != self.path:
             shutil.rmtree(memory)
-        path = self.path / "RUN"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
+        for path in (drive / "RUN" for drive in self.drives):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
     def check(
         self,
