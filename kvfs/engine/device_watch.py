@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kvfs.core.types import FIRST_DRIVE
@@ -63,7 +63,10 @@ class DriveWatch:
 
 
 class DeviceWatch:
-    """The checks of one pool's drives. If the first fails, which has the index, all is lost."""
+    """The checks of one pool's drives. If all fail, or the one with the index, all is lost.
+
+    An index in the pool is on the first drive; one in memory needs none.
+    """
 
     def __init__(self, pool: Pool, publishing: Publishing, lost_drives: LostDrives) -> None:
         self._pool = pool
@@ -75,15 +78,17 @@ class DeviceWatch:
 
     def run_due(self, now_s: float) -> None:
         """Check the drives; takes 3 us for each while nothing is wrong."""
-        if not self.lost and (why := self._why_lost()):
+        if self.lost:
+            return
+        failed = {watch: why for watch in self._serving() if (why := watch.why_failed())}
+        if why := self._why_lost(failed):
             self.lost = why
             with contextlib.suppress(OSError):  # if it fails, XFS's dirty log says the same
                 self._pool.run.distrust()
-        if self.lost:
             return
         for watch in self._serving():
-            if watch.drive.number != FIRST_DRIVE and (why := watch.why_failed()):
-                self._lost_drives.give_up(watch.drive, why)
+            if watch in failed:
+                self._lost_drives.give_up(watch.drive, failed[watch])
             else:
                 watch.run_due(now_s)
 
@@ -100,10 +105,13 @@ class DeviceWatch:
         settled = [watch.write_back.settle() for watch in self._serving()]
         return all(settled)
 
-    def _why_lost(self) -> str:
-        """Return why the pool is lost, or ""."""
-        if why := self.drives[FIRST_DRIVE].why_failed():
-            return why
+    def _why_lost(self, failed: Mapping[DriveWatch, str]) -> str:
+        """Return why the pool is lost, or "", if *failed* drives have failed now."""
+        first = self.drives[FIRST_DRIVE]
+        if first in failed and not self._pool.index_dir:
+            return failed[first]
+        if failed and len(failed) == len(self._serving()):
+            return next(iter(failed.values()))
         if STATE.lost:
             return "pages of its index cannot be read"
         return self.drives[FIRST_DRIVE].write_back.index_error

@@ -282,8 +282,11 @@ class Store:
         self._index_growth.run_due()
 
     def _save_heat(self, now_s: float) -> None:
-        if self.pool.rules.heat.save_due(now_s):
-            self.pool.background.submit_long(self.pool.rules.heat.save)
+        heat = self.pool.rules.heat
+        if heat.save_due(now_s):
+            for drive in self.pool.space.kept_on:
+                save = functools.partial(heat.save, drive.number)
+                self.pool.background.submit_long(save, drive.ino)
 
     @property
     def swept(self) -> bool:

@@ -120,13 +120,13 @@ class Pool:
             self.departures = self._departures()
             self.followers = self._followers()
             #: The directory of the index in memory; empty if it is in the pool.
-            self._in_memory = index_at.in_memory
+            self.index_dir = index_at.in_memory
             if not settings.read_only:
                 follows = takes_over and self.durable.undurable_known
                 self.run.begin(self.age_clock.base_ns, follows=follows)
                 self.durable.undurable.put_stamp(self.run.stamp)
                 self.durable.index_log.begin()
-                if self._in_memory:
+                if self.index_dir:
                     remove_index(INDEX, device.pool_fd, self.syscalls)
             self._parts = stack.pop_all()
 
@@ -245,11 +245,10 @@ class Pool:
             makers, settings.lease_s, shares, self.monotonic_s, same_boot=self.run.same_boot
         )
         heat = Heat(
-            *(device.pool_fd, self.syscalls),
+            *(device.pool_fds, self.syscalls),
             epoch=device.epoch,
             read_only=settings.read_only,
             policy=policy_named(settings.eviction),
-            drives=len(device.pool_fds),
             now_s=self.clock_ns() // SECOND_NS,
             entitlements=accounts.entitlements,
         )
@@ -296,19 +295,20 @@ class Pool:
             self.background.drain()
             if not self.settings.read_only:
                 self.rules.heat.mark(self.age_ns())
-                self.rules.heat.save()
+                for drive in self.space.kept_on:
+                    self.rules.heat.save(drive.number)
                 marked = self.durable.syncs.at_stop()
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None
                 logged = self.durable.index_log.complete()
-                settled = settled and (logged > 0 or not self._in_memory)
+                settled = settled and (logged > 0 or not self.index_dir)
                 if settled:
                     strays = self.background.failures > 0 or not swept
                     base_ns = self.age_clock.base_ns
                     self.run.write(base_ns, clean=True, strays=strays, logged=logged)
                     self.durable.undurable.put_stamp(self.run.stamp)
-            if settled and self._in_memory:
-                discard_index(self._in_memory, self.syscalls)
+            if settled and self.index_dir:
+                discard_index(self.index_dir, self.syscalls)
         finally:
             self._parts.close()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvfs.core.account import Accounts
 from kvfs.core.drives import ByDrive, Numbering
@@ -37,6 +38,9 @@ from kvfs.storage.kept_aside import StrayFiles
 from kvfs.storage.outliving import UndurableTable
 from kvfs.storage.syscalls import Syscalls
 
+#: So many drives have what is of the whole pool: how warm its blocks are.
+_KEPT_TWICE: Final = 2
+
 
 @dataclass(frozen=True)
 class SpaceParts:
@@ -61,6 +65,11 @@ class SpaceParts:
     def serving(self) -> Sequence[PoolDrive]:
         """The drives that have not failed."""
         return [drive for drive in self.drives.all if not drive.has_failed]
+
+    @property
+    def kept_on(self) -> Sequence[PoolDrive]:
+        """Those of them that keep what is of the whole pool, so that one may be lost."""
+        return self.serving[:_KEPT_TWICE]
 
     def close(self) -> None:
         """Wait for the probes under way."""

@@ -8,7 +8,7 @@ wall clock, so that blocks found by a scan get a stamp of the past.
 
 import logging
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,10 +16,10 @@ import numpy as np
 from kvfs.core.account import ROOT, Entitlements, TenantId
 from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
-from kvfs.core.types import SECOND_NS, InodeNo
+from kvfs.core.types import FIRST_DRIVE, SECOND_NS, DriveNo, InodeNo
 from kvfs.storage.age_clock import HeatMarks
 from kvfs.storage.heat_columns import ALWAYS_S, HeatHints, HeatTenants, Told
-from kvfs.storage.heat_file import HeatFile, HeatRows, Saved, grown, saved_s, sound_rows, zero_rows
+from kvfs.storage.heat_file import HeatFile, HeatRows, grown, read_newest, sound_rows, zero_rows
 from kvfs.storage.row_table import RowTable
 from kvfs.storage.syscalls import Syscalls
 
@@ -40,7 +40,7 @@ class Heat:
 
     def __init__(
         self,
-        pool_fd: int,
+        pool_fds: Sequence[int],
         syscalls: Syscalls,
         *,
         epoch: int,
@@ -48,19 +48,17 @@ class Heat:
         policy: EvictionPolicy,
         now_s: int,
         entitlements: Entitlements | None = None,
-        drives: int = 1,
     ) -> None:
         """Load HEAT, if it belongs to the pool with *epoch*; else start cold.
 
         *now_s*: seconds since the Unix epoch. If *read_only*, nothing is loaded or recorded.
-        Without *entitlements* all tenants are alike. The pool lies on *drives*.
+        Without *entitlements* all tenants are alike. *pool_fds* are the directories of the drives.
         """
         self.policy = policy
-        self._pool_fd = pool_fd
-        self._syscalls = syscalls
-        self._file = HeatFile(pool_fd, syscalls, epoch)
+        #: A HEAT for each drive; two of them are written.
+        self._files = [HeatFile(pool_fd, syscalls, epoch) for pool_fd in pool_fds]
         self._read_only = read_only
-        held = ByDrive([[0] * len(Rank) for _ in range(drives)])
+        held = ByDrive([[0] * len(Rank) for _ in pool_fds])
         #: Allocated bytes of the rows of each drive, by its number and by rank.
         self.held_on: Final = held.all
         self._held_with: Final = held.of
@@ -82,7 +80,7 @@ class Heat:
         self.kept_hits = 0
         self._saved_s = self._burst_s = float("-inf")
         self._stamp = 0
-        saved, found_s = (None, 0) if read_only else self._read()
+        saved, found_s = (None, 0) if read_only else read_newest(self._files)
         found = None if saved is None else saved.rows
         self._table = RowTable()
         self._take(zero_rows(_ROWS_MIN) if found is None else sound_rows(found, _ROWS_MIN))
@@ -94,8 +92,8 @@ class Heat:
             self._marks.add((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
         self._saved_stamp = self._stamp
-        #: Touches with a lower stamp are in HEAT.
-        self._written_stamp = self._stamp
+        #: Touches with a lower stamp are in the HEAT of each drive.
+        self._written_stamps = [self._stamp] * len(self._files)
 
     def __len__(self) -> int:
         return self._count
@@ -353,24 +351,15 @@ class Heat:
         self._saved_s, self._saved_stamp = now_s, self._stamp
         return not self._read_only
 
-    def save(self) -> None:
-        """Write HEAT, in a thread since it takes a while. A failure is only logged."""
+    def save(self, drive: DriveNo = FIRST_DRIVE) -> None:
+        """Write HEAT of *drive*, in a thread since it takes a while. A failure is only logged."""
         try:
             # The next save begins at this burst: a touch stores its stamp after taking it.
             stamp, marks = self._burst_begin, self._marks.all()
-            self._file.write(self._rows, self._written_stamp, marks)
-            self._written_stamp = stamp
+            self._files[drive].write(self._rows, self._written_stamps[drive], marks)
+            self._written_stamps[drive] = stamp
         except OSError as error:
             _log.info("block heat not saved: %s", error)
-
-    def _read(self) -> tuple[Saved | None, int]:
-        """Return what HEAT holds (None: nothing usable), and when it was saved (epoch, s)."""
-        try:
-            found = self._file.read()
-            return found, 0 if found is None else saved_s(self._pool_fd, self._syscalls)
-        except OSError as error:
-            _log.warning("block heat lost: %s", error)
-            return None, 0
 
     def _take(self, rows: HeatRows) -> None:
         """Use *rows* from now on."""

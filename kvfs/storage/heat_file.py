@@ -8,9 +8,11 @@ cold, which is not an error. It is not memory-mapped: a store into a mapped file
 the file system is shut down, and a touch must not end the server.
 """
 
+import logging
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.storage.age_clock import MARKS_MAX, Mark
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
+
+_log: Final = logging.getLogger(__name__)
 
 VERSION: Final = 1
 _MAGIC: Final = b"KVFSHEAT"
@@ -158,6 +162,10 @@ class HeatFile:
         self._syscalls.pwrite(fd, head, start_bytes)
         return at_bytes
 
+    def saved_s(self) -> int:
+        """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
+        return int(self._syscalls.stat(HEAT, dir_fd=self._pool_fd, follow_symlinks=False).st_mtime)
+
     def read(self) -> Saved | None:
         """Return what HEAT holds, newest rows first; None unless its first section is whole.
 
@@ -210,6 +218,28 @@ class HeatFile:
         return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
 
 
+def read_newest(files: Sequence[HeatFile]) -> tuple[Saved | None, int]:
+    """Return what the newest of *files* holds (None: none is usable), and when it was saved (s)."""
+    for found_s, file in sorted(_saved(files), key=itemgetter(0), reverse=True):
+        try:
+            if (found := file.read()) is not None:
+                return found, found_s
+        except OSError as error:
+            _log.warning("block heat lost: %s", error)
+    return None, 0
+
+
+def _saved(files: Sequence[HeatFile]) -> Iterator[tuple[int, HeatFile]]:
+    """Yield when each of *files* was saved, and the file."""
+    for file in files:
+        try:
+            yield file.saved_s(), file
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("block heat lost: %s", error)
+
+
 def _pieces(rows: HeatRows, used: NDArray[np.intp], marks: Sequence[Mark]) -> Iterator[bytes]:
     """Yield the bytes after the header: the rows *used*, column by column, in pieces; *marks*."""
     for column in _columns(rows):
@@ -217,11 +247,6 @@ def _pieces(rows: HeatRows, used: NDArray[np.intp], marks: Sequence[Mark]) -> It
             yield column[used[start : start + _STEP_ROWS]].tobytes()
     if marks:
         yield b"".join(_MARK.pack(*mark) for mark in marks)
-
-
-def saved_s(pool_fd: int, syscalls: Syscalls) -> int:
-    """Return when HEAT was written, in seconds since the epoch. Raises OSError."""
-    return int(syscalls.stat(HEAT, dir_fd=pool_fd, follow_symlinks=False).st_mtime)
 
 
 def sound_rows(found: HeatRows, least: int) -> HeatRows:

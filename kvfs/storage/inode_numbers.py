@@ -98,6 +98,9 @@ class InodeNumbers:
         self._ranges: list[_Range] = []
         #: The drives whose next range is being made durable.
         self._refilling: set[DriveNo] = set()
+        #: Those that have failed; and the first that has not, where inodes without bytes are.
+        self._given_up: set[DriveNo] = set()
+        self._first_drive = FIRST_DRIVE
         try:
             for pool_fd in pool_fds:
                 self._ranges.append(_Range(pool_fd, syscalls, read_only=read_only))
@@ -163,8 +166,11 @@ class InodeNumbers:
             self._refilling.discard(drive)
 
     def give_up(self, drive: DriveNo) -> None:
-        """Refill *drive* no more, because it has failed."""
+        """Refill *drive* no more, because it has failed; what has no bytes is on another one."""
         self._refilling.add(drive)
+        self._given_up.add(drive)
+        drives = map(DriveNo, range(len(self._ranges)))
+        self._first_drive = next((at for at in drives if at not in self._given_up), FIRST_DRIVE)
 
     def with_serial(self, serial: InodeNo) -> list[InodeNo]:
         """Return the numbers of which one may have been given out with *serial*: one a drive."""
@@ -174,8 +180,9 @@ class InodeNumbers:
         """Whether *ino* was given out by this process, or will be."""
         return self.serial(ino) >= self.first
 
-    def require(self, *, at_once: bool, drive: DriveNo = FIRST_DRIVE) -> None:
-        """Raise NotAtHand if ``give_out`` would wait for *drive*, unless *at_once*."""
+    def require(self, *, at_once: bool, drive: DriveNo | None = None) -> None:
+        """Raise NotAtHand if ``give_out`` of *drive* would wait for it, unless *at_once*."""
+        drive = self._first_drive if drive is None else drive
         if not at_once and self._next >= self._ranges[drive].end:
             fetch, ino = functools.partial(self._fetch, drive), self._inode(drive, NO_INODE)
             raise NotAtHand("a range of inode numbers", lambda: fetch, stores=True, ino=ino)
@@ -184,12 +191,14 @@ class InodeNumbers:
         self._ranges[drive].refill(self._next)
         return lambda: None
 
-    def give_out(self, drive: DriveNo = FIRST_DRIVE) -> InodeNo:
+    def give_out(self, drive: DriveNo | None = None) -> InodeNo:
         """Return a number, for an inode on *drive*, that was never returned before.
+
+        None: it has no bytes, so any drive will do: it is the first that has not failed.
 
         Waits for an fsync only if ``refill`` was not called in time. Raises OSError.
         """
-        serial = self._next
+        serial, drive = self._next, self._first_drive if drive is None else drive
         if serial >= self._ranges[drive].end:
             self._ranges[drive].refill(serial)
         self._next = InodeNo(serial + 1)

@@ -109,7 +109,7 @@ def measure_heat(blocks: int, directory: str) -> dict[str, object]:
 
     def opened(policy: str) -> Heat:
         return Heat(
-            pool_fd,
+            [pool_fd],
             syscalls,
             epoch=1,
             read_only=False,

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -17,11 +18,13 @@ from tests.support.store.serving import Serving
 from tests.support.store.stores import (
     FILE,
     MIB,
+    SYMLINK,
     Host,
     assert_exact,
     assert_no_strays,
     get,
     host,
+    make_directory,
     put,
     settle,
     tree,
@@ -67,7 +70,7 @@ def drops_all(pool: Host) -> None:
     until(dropped, "all rows are gone")
 
 
-@pytest.mark.parametrize("drive", [1, 2])
+@pytest.mark.parametrize("drive", [0, 1, 2])
 def test_a_failed_drive_is_misses(pool: Host, guard: LoopGuard, drive: int) -> None:
     found = store_nine(pool)
     pool.store.sync()
@@ -100,21 +103,90 @@ def test_a_failed_drive_is_misses(pool: Host, guard: LoopGuard, drive: int) -> N
     assert_no_strays(store)
 
 
-def test_without_the_first_drive_all_is_lost(pool: Host, guard: LoopGuard) -> None:
-    """The index's log is there."""
+def test_without_the_drive_of_the_index_all_is_lost(guard: LoopGuard) -> None:
+    """If it is in the pool, and not in memory."""
+    with host(index_place="pool", others_bytes=[64 * MIB] * 2) as made:
+        made.start(guard)
+        store_nine(made)
+        with guard.failing(*CALLS, below=made.drives[0]):
+            made.store.tick()
+            assert "file system has failed" in made.store.why_lost
+            assert made.store.drives_going == 0
+            made.store.tick()
+            made.stop()
+
+
+def test_without_any_drive_all_is_lost(pool: Host, guard: LoopGuard) -> None:
     store_nine(pool)
-    with guard.failing(*CALLS, below=pool.drives[0]):
+    with guard.failing(*CALLS):
         pool.store.tick()
         assert "file system has failed" in pool.store.why_lost
-        assert pool.store.drives_going == 0
-        pool.store.tick()
         pool.stop()
 
 
-def test_its_space_is_no_more_of_the_pool(pool: Host, guard: LoopGuard) -> None:
+def test_directories_of_a_failed_drive_stay_and_new_ones_are_elsewhere(
+    pool: Host, guard: LoopGuard
+) -> None:
+    """They have no bytes but in the index, whose log is on other drives."""
+    pool.stop()
+    logged = replace(pool.settings, index_log_s=1e-9)
+    store = pool.start(guard, logged)
+    old = make_directory(pool, b"old")
+    put(store, old, b"a", b"a" * 5000)
+    store.make_node(ROOT_INODE, b"link", SYMLINK, 0, 0, b"target")
+    with guard.failing(*CALLS, below=pool.drives[0]):
+        drops_all(pool)
+        new = make_directory(pool, b"new")
+        assert Numbering(DRIVES).drive(new) == 1
+        for number in range(3):
+            put(store, old, b"%d" % number, b"x" * 5000)
+            put(store, new, b"%d" % number, b"x" * 5000)
+        store.rename(ROOT_INODE, b"old", ROOT_INODE, b"renamed")
+        store.sync()
+        expected = tree(store)
+        assert {b"/renamed", b"/new", b"/link"} < set(expected)
+        assert len(expected) >= 9
+        until(lambda: store.tick() or logged_on(pool) == [1, 2], "two others have the log")
+        store.log_index()
+        pool.kill()
+    pool.pretend_reboot()
+    store = pool.start(settings=logged)
+    assert tree(store) == expected
+    settle(store)
+    assert tree(store) == expected
+    assert_exact(pool)
+
+
+def logged_on(pool: Host) -> list[int]:
+    return sorted(pool.store.describe()["index_log"]["drives"])
+
+
+def test_how_warm_blocks_are_is_not_lost_with_a_drive(pool: Host, guard: LoopGuard) -> None:
+    """Two drives know it, and a third one if one of them has failed."""
+    store_nine(pool)
+    before = touched(pool)
+    pool.stop()
+    assert [(drive / "HEAT").exists() for drive in pool.drives] == [True, True, False]
+    assert (pool.drives[0] / "HEAT").read_bytes() == (pool.drives[1] / "HEAT").read_bytes()
+    (pool.drives[0] / "HEAT").unlink()
+    pool.start(guard)
+    assert touched(pool) == before
+    with guard.failing(*CALLS, below=pool.drives[0]):
+        drops_all(pool)
+        pool.stop()
+    assert [(drive / "HEAT").exists() for drive in pool.drives] == [False, True, True]
+
+
+def touched(pool: Host) -> list[int]:
+    inos = [pool.store.lookup(ROOT_INODE, b"%d" % number) for number in range(9)]
+    return [pool.store.touched(ino) for ino in inos]
+
+
+@pytest.mark.parametrize("drive", [0, 1])
+def test_its_space_is_no_more_of_the_pool(pool: Host, guard: LoopGuard, drive: int) -> None:
     store_nine(pool)
     before = pool.store.describe()["capacity_bytes"]
-    with guard.failing(*CALLS, below=pool.drives[1]):
+    with guard.failing(*CALLS, below=pool.drives[drive]):
         drops_all(pool)
         pool.store.tick()
         figures = pool.store.describe()
@@ -165,7 +237,8 @@ def test_readers_of_it_keep_a_handle_without_a_name(pool: Host, guard: LoopGuard
     assert_exact(pool)
 
 
-def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
+@pytest.mark.parametrize("drive", [0, 1])
+def test_while_requests_are_served_the_others_go_on(pool: Host, drive: int) -> None:
     pool.stop()
     client = Serving(pool)
     for _ in range(3):
@@ -175,9 +248,9 @@ def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
     lost = {
         b"%d" % number
         for number in range(9)
-        if Numbering(DRIVES).drive(client.look_up(b"%d" % number)) == 1
+        if Numbering(DRIVES).drive(client.look_up(b"%d" % number)) == drive
     }
-    with client.guard.failing(*CALLS, below=pool.drives[1]):
+    with client.guard.failing(*CALLS, below=pool.drives[drive]):
         client.tick()
         for number in range(9):
             name = b"%d" % number
@@ -197,7 +270,7 @@ def test_while_requests_are_served_the_others_go_on(pool: Host) -> None:
 @given(
     st.lists(st.sampled_from(["put", "get", "remove", "tick", "run", "sync"]), max_size=40),
     st.integers(0, 40),
-    st.integers(1, DRIVES - 1),
+    st.integers(0, DRIVES - 1),
 )
 @hypothesis.settings(max_examples=15, deadline=None)
 def test_a_drive_that_fails_at_any_moment_costs_no_other_block_and_gives_no_wrong_byte(

@@ -33,7 +33,7 @@ def test_a_failed_save_leaves_the_last_one(pool_fd: int, tmp_path: Path, call: s
     with syscalls.pause():
         heat = opened(pool_fd, syscalls=syscalls)
     if call == "rename":
-        heat._file._end_bytes = 0  # it is written anew
+        heat._files[0]._end_bytes = 0  # it is written anew
     note(heat, 3000)
     heat.save()
     assert syscalls.failed == 1

@@ -74,7 +74,7 @@ class _Pool:
     """
 
     def __init__(self, pool_fd: int, policy: EvictionPolicy, blocks_max: int) -> None:
-        self._heat = Heat(pool_fd, Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
+        self._heat = Heat([pool_fd], Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
         self._gate = policy if isinstance(policy, GatedLru) else None
         self._blocks_max = blocks_max
         self._present: dict[int, InodeNo] = {}

@@ -1,9 +1,10 @@
 """Drives that have failed: what they held are misses at once, and their rows go in batches.
 
-The pool serves on without them, as long as its first drive does. A lookup of a block that was there
-takes its row away, and finds a miss. All other rows go beside the requests, some at a time; the
-kernel is told of each as of an eviction. Drafts there have an open writer, who gets the drive's
-errors: they lose their names first, with all else that is open.
+The pool serves on without them, as long as one is left. A lookup of a block that was there takes
+its row away, and finds a miss. All other rows go beside the requests, some at a time; the kernel is
+told of each as of an eviction. Drafts there have an open writer, who gets the drive's errors: they
+lose their names first, with all else that is open. What has no bytes, a directory say, is in the
+index, and stays.
 """
 
 import logging
@@ -14,7 +15,7 @@ from typing import Final
 from kvfs.core.changed import Why
 from kvfs.core.lifecycle import State
 from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
-from kvfs.core.types import FIRST_DRIVE, InodeNo, InodeRecord
+from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.names.namespace import Proofs
 from kvfs.engine.names.tree_change import TreeChange
@@ -25,6 +26,10 @@ _log: Final = logging.getLogger(__name__)
 
 #: Rows in one step, some 60 us each for those that go; a step runs between two requests.
 _STEP: Final = 32
+
+
+def _has_bytes(record: InodeRecord) -> bool:
+    return stat.S_ISREG(record.mode) and record.state != State.ALIAS
 
 
 class LostNames:
@@ -56,6 +61,8 @@ class LostNames:
         record = self._pool.index.inode_or_miss(ino)
         if record is None or ino in self._pool.open.inodes:
             return True
+        if not _has_bytes(record):
+            return self._others.prove(ino)
         self.drop([(ino, record)])
         return False
 
@@ -86,8 +93,7 @@ class LostDrives:
         self._after = b""
 
     def give_up(self, drive: PoolDrive, why: str) -> None:
-        """Use *drive* no more, which has failed because of *why*; not the first one."""
-        assert drive.number != FIRST_DRIVE, "the index's log is there"
+        """Use *drive* no more, which has failed because of *why*."""
         pool = self._pool
         _log.critical("drive %d has failed: %s; its blocks are misses", drive.number, why)
         drive.probe.give_up(why)
@@ -118,9 +124,7 @@ class LostDrives:
         rows = next(pool.index.walk(INODE_PREFIX, _STEP, after=self._after), [])
         found = [(ino, record) for ino, record in parse_inodes(rows) if self._is_going(ino)]
         batch = [
-            (ino, record)
-            for ino, record in found
-            if record is not None and stat.S_ISREG(record.mode) and record.state != State.ALIAS
+            (ino, record) for ino, record in found if record is not None and _has_bytes(record)
         ]
         opened = [ino for ino, _ in batch if ino in pool.open.inodes]
         for ino in opened:

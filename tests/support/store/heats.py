@@ -26,7 +26,7 @@ def opened(
 ) -> Heat:
     """Return the heat of the pool, as a start finds it."""
     return Heat(
-        pool_fd,
+        [pool_fd],
         syscalls or Syscalls(),
         epoch=epoch,
         read_only=read_only,
