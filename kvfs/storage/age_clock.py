@@ -13,6 +13,7 @@ of touches with times of this clock.
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 #: Some years beyond 2100: a later time is invalid.
@@ -59,6 +60,10 @@ class Mark(NamedTuple):
     stamp: int
 
 
+_TIME: Final = attrgetter("time_ns")
+_STAMP: Final = attrgetter("stamp")
+
+
 class HeatMarks:
     """When the blocks were touched: marks that pair stamps with times of a clock that never steps.
 
@@ -95,7 +100,7 @@ class HeatMarks:
 
     def stamp_at(self, time_ns: int) -> int | None:
         """Return a stamp: touches with a lower one came before *time_ns*. None: unknown."""
-        at = bisect_right(self._marks, time_ns, key=lambda mark: mark.time_ns)
+        at = bisect_right(self._marks, time_ns, key=_TIME)
         return self._marks[at - 1].stamp if at else None
 
     def time_of(self, stamp: int) -> int | None:
@@ -103,7 +108,7 @@ class HeatMarks:
 
         None if it came after the last mark.
         """
-        at = bisect_right(self._marks, stamp, key=lambda mark: mark.stamp)
+        at = bisect_right(self._marks, stamp, key=_STAMP)
         return self._marks[at].time_ns if at < len(self._marks) else None
 
     def all(self) -> tuple[Mark, ...]:

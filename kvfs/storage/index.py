@@ -419,8 +419,10 @@ class Index:
 
     def _keys(self, prefix: bytes) -> list[bytes]:
         """Return the keys with *prefix*, without committing waiting rows."""
-        committed = [key for key, _ in committed_rows(self._env, prefix, prefix, None)]
-        return self._pending.keys_after(committed, prefix)
+        rows = committed_rows(self._env, prefix, prefix, None)
+        if not (rows or self._pending):
+            return []  # most blocks have no attribute
+        return self._pending.keys_after([key for key, _ in rows], prefix)
 
     def _rows(self, start: bytes, prefix: bytes, limit: int | None) -> list[tuple[bytes, bytes]]:
         self.settle()  # rare, so it is not worth merging waiting and committed rows

@@ -225,10 +225,12 @@ class CacheFigures:
         elif why is Why.EVICTED:
             used_ns = self._heat.used_ns(changed.ino)
             age_ns = 0 if used_ns is None else self._age_ns() - used_ns
-            self._went(changed.ino, before)
+            if self.recordings.wanted:
+                self.recordings.went(changed.ino, before)
             self.evicted(before, changed.reason, age_ns)
         elif after is None:
-            self._went(changed.ino, before)
+            if self.recordings.wanted:
+                self.recordings.went(changed.ino, before)
             self.removed(before)
         elif S_ISDIR(after.mode):
             self.tallies.tree_changed()
@@ -309,10 +311,6 @@ class CacheFigures:
         self.reuse.removed(record)
         if self.events.wanted and S_ISREG(record.mode) and not is_temporary(record.name):
             self.events.add(Kind.REMOVED, record.parent, record.name, bytes=record.size_bytes)
-
-    def _went(self, ino: InodeNo, record: InodeRecord) -> None:
-        if self.recordings.wanted:
-            self.recordings.went(ino, record)
 
     def run_due(self, now_s: float) -> None:
         """Count the looks that turned out to be misses."""

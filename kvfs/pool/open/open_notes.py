@@ -208,8 +208,9 @@ class OpenNotes:
 
     def forget(self, ino: InodeNo) -> None:
         """Drop the notes about the writers of *ino*."""
-        self._notes.drop(_key(_WRITING, ino))
-        self._notes.drop(_key(_CLOSES, ino))
+        key = ino.to_bytes(_KEY_INO_BYTES, "little")
+        self._notes.drop(_WRITING + key)
+        self._notes.drop(_CLOSES + key)
 
     def all_written(self) -> set[InodeNo]:
         """Return every inode with notes about its writers."""

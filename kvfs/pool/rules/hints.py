@@ -57,10 +57,10 @@ class Hints:
         """Note an attribute. One moves with the name if another inode inherits that."""
         ino, record = changed.ino, changed.after
         if record is None:
-            hint = self._of.get(ino)
-            self.forget(ino)
-            if hint is not None and changed.heir:
-                self._note(changed.heir, hint)
+            if (hint := self._of.get(ino)) is not None:
+                self.forget(ino)
+                if changed.heir:
+                    self._note(changed.heir, hint)
         elif HINT in changed.gained:
             self.learn(ino, record, changed.gained[HINT])
         elif HINT in changed.lost:

@@ -182,7 +182,8 @@ class Leases:
         """Add a block that belongs to a process, and drop one that no longer does."""
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
-            self.drop(ino)
+            if ino in self._held:
+                self.drop(ino)
         elif record.state != State.NODE and not (why is Why.FOUND and ino in self._held):
             if why in _SAID_BEFORE and record.maker_tgid and not self._same_boot:
                 record = record._replace(maker_tgid=_OF_ANOTHER_BOOT)

@@ -91,9 +91,10 @@ class Pins:
         """
         ino, record = changed.ino, changed.after
         if record is None:
-            if changed.heir:
-                self.move(ino, changed.heir)
-            self.drop(ino)
+            if ino in self._pinned:
+                if changed.heir:
+                    self.move(ino, changed.heir)
+                self.drop(ino)
         elif changed.gained.get(PIN) == b"1":
             is_file = not stat.S_ISDIR(record.mode)
             size_bytes = record.allocated_bytes if is_file else changed.pinned_bytes
