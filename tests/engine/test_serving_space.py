@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from kvfs.core import headroom
 from kvfs.core.errors import NotAtHand
 from kvfs.core.types import ROOT_INODE, round_up
 from tests.support.store.driven import Opened
@@ -154,6 +155,13 @@ def test_what_the_device_frees_is_counted_as_taken_until_it_is_free(client: Serv
 # ---- eviction ----
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How soon each store comes says nothing: a slow machine's stores would have less kept free."""
+    for counted in (headroom.Headroom, headroom._Rate):
+        monkeypatch.setattr(counted, "_decay", lambda _, now_s: None)
+
+
 def fill(client: Serving) -> None:
     """Fill the pool with blocks that may be evicted."""
     for number in range(64):
@@ -175,6 +183,7 @@ def stored_in_a_full_pool(*, serves: bool) -> tuple[int, int]:
         return len(outcome.tree), outcome.used_bytes
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_store_in_a_full_pool_evicts_what_it_needs() -> None:
     assert stored_in_a_full_pool(serves=True) == stored_in_a_full_pool(serves=False)
 
@@ -199,6 +208,7 @@ def evicted_for(size_bytes: int, *, serves: bool) -> int:
         return store.evicted_blocks - before
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_no_more_is_evicted_than_is_missing_while_the_device_frees() -> None:
     evicted = evicted_for(MIB, serves=True)
     assert 0 < evicted == evicted_for(MIB, serves=False)
