@@ -236,7 +236,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         try:
             async with trio.open_nursery() as nursery:
                 reply, aside = self.channel.reply_late, self.channel.owed.stand_aside
-                late = Late(nursery, reply, aside, self.files.asks.at_hand)
+                late = Late(nursery, reply, aside, self.files.asks.at_hand, self.channel.asker)
                 if self._of.takes_over:
                     self._take_over_requests(late)
                 self.channel.serve(RawRequests(self.files, late).answers())

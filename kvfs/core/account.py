@@ -237,6 +237,8 @@ class Accounts:
         self.names: Final = Taken(self.tenants)
         #: What its requests that wait for room hold in memory (held_shares.py).
         self.waiting: Final = Taken(self.tenants)
+        #: Pieces of work that its requests wait for, or have left behind (device_shares.py).
+        self.device_work: Final = Taken(self.tenants)
         #: Open files that cost the server a descriptor (handles.py).
         self.open_files: Final = Taken(self.tenants)
 
@@ -265,6 +267,7 @@ class Accounts:
             "names_bytes": self.names.rows(),
             "open_files": self.open_files.rows(),
             "waiting_bytes": self.waiting.rows(),
+            "device_waits": self.device_work.rows(),
         }
         stored = self.stored.rows()
         named = (*self.entitlements.named(), *self.directories)

@@ -77,6 +77,10 @@ class DeviceSilent(KvfsError):
     """The device does not answer, and the request cannot wait longer (EIO)."""
 
 
+class TooManyWaiting(DeviceSilent):
+    """So many requests of its tenant wait for a silent device that one more may not (EIO)."""
+
+
 class NotADirectory(KvfsError):
     """A directory was needed."""
 

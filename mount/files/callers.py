@@ -22,6 +22,7 @@ from mount.files.handles import Handle, Handles
 from mount.files.held_shares import HeldShares
 from mount.files.kernel_port import KernelPort
 from mount.fuse.channel import Requester
+from mount.fuse.late import ANSWERS_FOR
 
 _READ: Final = 4
 _WRITE: Final = 2
@@ -76,10 +77,15 @@ class Callers:
             self._looked_up = (present.unique, self._payer(present.tid))
         return self._looked_up[1]
 
-    def payer_of(self, uid: int, tid: int) -> int:
-        """Return whose share it counts for that thread *tid* opened, as user *uid* by its request.
+    def waiter(self) -> int:
+        """Return whose share it counts for that the task which runs now waits."""
+        asked = ANSWERS_FOR.get()
+        return self.payer() if asked is None else self.payer_of(asked.uid, asked.tid)
 
-        Another server was asked for it.
+    def payer_of(self, uid: int, tid: int) -> int:
+        """Return whose share it counts for what thread *tid* asked for as user *uid*.
+
+        Its request is not the present one.
         """
         return self._payer(tid) if self._port.idmapped else uid
 

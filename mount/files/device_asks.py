@@ -5,7 +5,7 @@ start. A request that gave the device's thread work waits until that is done. No
 store is refused as soon as the device seems silent, or after ``device_silent_s`` where it is slow,
 and a load after ``device_deadline_s``; so is a request that others outrun so long, because they
 take each time what was brought for it, a fresh extent say. What a thread does for a request that
-has given up ends by itself.
+has given up ends by itself. How much of all that one tenant may have is in device_shares.py.
 """
 
 import functools
@@ -22,14 +22,12 @@ from kvfs.core.types import NO_INODE, InodeNo
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.storage.background import Background
 from kvfs.storage.device_thread import DeviceThread
+from mount.files.device_shares import DeviceShares
 from mount.fuse.late import AboutToWait
 
 R = TypeVar("R")
 #: How often a request that waits looks whether the device answers at all.
 _LOOK_S: Final = 0.1
-#: If more requests wait for a device that seems silent, they are refused: each occupies a task of
-#: pyfuse3, of which others need some.
-_WAITING_MAX: Final = 128
 
 _Follow = Callable[[], None]
 
@@ -63,26 +61,31 @@ class DeviceAsks:
         probes: ByDrive[Probe],
         deadline_s: float,
         store_deadline_s: float,
+        shares: DeviceShares,
     ) -> None:
         """*about_to_wait* is called by handlers of pyfuse3 before they wait."""
+        self.shares: Final = shares
         self._background = background
         self.about_to_wait = about_to_wait
         self._probes: Final = probes.all
         self._probe_of: Final = probes.of
         self._deadline_s = deadline_s
         self._store_deadline_s = store_deadline_s
-        self._waiting = 0
         #: Requests that were refused because the device did not answer.
         self.refused = 0
 
     async def bring(self, lack: NotAtHand, about_to_wait: AboutToWait | None = None) -> None:
         """Return once what was lacking is there. Raises DeviceSilent, and what its work raises."""
-        threads, wait = self._background.of(lack.ino), _Wait()
+        threads, uid = self._background.of(lack.ino), self.shares.payer()
         thread = threads.device if lack.in_order else threads.asks
         probe = self._probe_of(lack.ino)
         if (lack.stores or thread.is_crowded) and probe.is_suspect:
             self._refuse()
-        thread.submit(lack.begin(), wait.end, failed=wait.fail, at_once=True)
+        if probe.is_suspect:
+            self.shares.require(uid)
+        work = lack.begin()
+        wait = _Wait(uid, self.shares.begin_work(uid))
+        thread.submit(work, wait.end, failed=wait.fail, at_once=True)
         await self._until(wait, probe, about_to_wait, stores=lack.stores)
 
     def require_room(self, ino: InodeNo) -> None:
@@ -118,7 +121,7 @@ class DeviceAsks:
 
         Raises DeviceSilent.
         """
-        wait = _Wait()
+        wait = _Wait(self.shares.payer())
         self._background.of(ino).device.after_all(wait.done.set)
         await self._until(wait, self._probe_of(ino), about_to_wait, stores=True)
 
@@ -164,7 +167,7 @@ class DeviceAsks:
         The descriptor is its own: it may go on when nobody waits for it any more. Raises
         DeviceSilent, and what *work* raises.
         """
-        threads, probe = self._transfers_of(ino)
+        threads, probe, uid = self._transfers_of(ino)
         own_fd = os.dup(fd)
 
         def do() -> R:
@@ -173,7 +176,7 @@ class DeviceAsks:
             finally:
                 os.close(own_fd)
 
-        return await self._in_thread(threads, probe, do, about_to_wait, stores=stores)
+        return await self._in_thread(threads, probe, do, uid, about_to_wait, stores=stores)
 
     async def compare(self, work: Callable[[], R], *, ino: InodeNo, stores: bool) -> R:
         """Return what *work* does in a thread, for a handler: it reads all of block *ino*.
@@ -181,26 +184,31 @@ class DeviceAsks:
         That may take longer than the deadline, as long as the device answers. Raises DeviceSilent,
         and what *work* raises.
         """
-        threads, probe = self._transfers_of(ino)
-        return await self._in_thread(threads, probe, work, None, stores=stores, is_long=True)
+        threads, probe, uid = self._transfers_of(ino)
+        return await self._in_thread(threads, probe, work, uid, None, stores=stores, is_long=True)
 
-    def _transfers_of(self, ino: InodeNo) -> tuple[DeviceThread, Probe]:
+    def _transfers_of(self, ino: InodeNo) -> tuple[DeviceThread, Probe, int]:
+        """Return the threads, what knows whether they get an answer, and for whom one waits."""
         threads, probe = self._background.of(ino).transfers, self._probe_of(ino)
-        if threads.is_crowded and probe.is_suspect:
-            self._refuse()
-        return threads, probe
+        uid = self.shares.payer()
+        if probe.is_suspect:
+            if threads.is_crowded:
+                self._refuse()
+            self.shares.require(uid)
+        return threads, probe, uid
 
     async def _in_thread(
         self,
         threads: DeviceThread,
         probe: Probe,
         work: Callable[[], R],
+        uid: int,
         about_to_wait: AboutToWait | None,
         *,
         stores: bool,
         is_long: bool = False,
     ) -> R:
-        results, wait = list[R](), _Wait()
+        results, wait = list[R](), _Wait(uid, self.shares.begin_work(uid))
 
         def do() -> Callable[[], None]:
             return functools.partial(results.append, work())
@@ -226,11 +234,11 @@ class DeviceAsks:
         is_long: bool = False,
     ) -> None:
         if not wait.done.is_set():
-            self._waiting += 1
+            self.shares.begin_wait(wait.uid)
             try:
                 await self._wait_for(wait, probe, about_to_wait, stores=stores, is_long=is_long)
             finally:
-                self._waiting -= 1
+                self.shares.end_wait(wait.uid)
         if wait.error is not None:
             raise wait.error
 
@@ -260,12 +268,13 @@ class DeviceAsks:
                 if resume is None and about_to_wait is not None:
                     resume = about_to_wait()
                 probe.hurry()
-                refusable = stores or self._waiting > _WAITING_MAX
                 is_suspect = probe.is_suspect
+                if is_suspect and not stores:
+                    self.shares.require_wait(wait.uid)
                 waited_s = trio.current_time() - begun_s
                 is_late = waited_s >= self._deadline_s and (is_suspect or not is_long)
                 is_late_store = stores and waited_s >= self._store_deadline_s
-                if is_late or (refusable and is_suspect) or (is_late_store and probe.is_slow):
+                if is_late or (stores and is_suspect) or (is_late_store and probe.is_slow):
                     self._refuse()
         finally:
             if resume is not None:
@@ -277,14 +286,18 @@ class DeviceAsks:
 
 
 class _Wait:
-    """Waits for one piece of work."""
+    """Waits for one piece of work, for *uid*."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid: int, ended: Callable[[], None] = lambda: None) -> None:
+        """*ended* is called when the work has ended."""
+        self.uid: Final = uid
+        self._ended: Final = ended
         self.done = trio.Event()
         self.error: Exception | None = None
 
     def end(self, follow: _Follow) -> None:
         """Do what follows the work; what that raises is for whoever waits."""
+        self._ended()
         try:
             follow()
         except Exception as error:
@@ -293,5 +306,6 @@ class _Wait:
 
     def fail(self, error: Exception) -> None:
         """Give *error*, which the work has raised, to whoever waits."""
+        self._ended()
         self.error = error
         self.done.set()

@@ -27,6 +27,7 @@ from kvfs.machine.processes import NOBODY, SERVER, Maker
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from mount.files.callers import Admission, Callers, PresentRequest, surely_may_open
 from mount.files.device_asks import DeviceAsks
+from mount.files.device_shares import DeviceShares
 from mount.files.handles import Handle, HandleKind
 from mount.files.kernel_port import KernelPort
 from mount.files.space_wait import SpaceQueue
@@ -58,12 +59,11 @@ class Files:
         self.held = port.held
         self._admission = Admission(port.held, port.handles, self.callers, self.readers.give_up_one)
         self.about_to_wait = request.about_to_wait
+        pool = port.store.pool
         self.asks = DeviceAsks(
-            port.store.pool.background,
-            request.about_to_wait,
-            port.store.pool.space.probes,
-            port.store.pool.settings.device_deadline_s,
-            port.store.pool.settings.device_silent_s,
+            *(pool.background, request.about_to_wait, pool.space.probes),
+            *(pool.settings.device_deadline_s, pool.settings.device_silent_s),
+            DeviceShares(pool.space.accounts.device_work, self.callers.waiter),
         )
         self._calls = port.store.pool.syscalls
         self.room = SpaceQueue(port.store, self.asks)

@@ -300,6 +300,10 @@ class Channel:
         for code, answer in answers.items():
             self._answers[code] = answer
 
+    def asker(self) -> Requester:
+        """Return who made the present request."""
+        return self.present
+
     def about_to_wait(self) -> Callable[[], None]:
         """Let another task read while the present request's handler waits.
 

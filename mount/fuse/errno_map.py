@@ -36,6 +36,8 @@ ERRNO: Final[dict[type[errors.KvfsError], int]] = {
     errors.NoSpace: errno.ENOSPC,
     errors.OverShare: errno.EDQUOT,
     errors.DeviceSilent: errno.EIO,
+    # Not EAGAIN: for a read of a file Python takes that for "no bytes now", and raises nothing.
+    errors.TooManyWaiting: errno.EIO,
     errors.TooLarge: errno.EFBIG,
     errors.BadHandle: errno.EBADF,
     errors.TooManyOpen: errno.EMFILE,

@@ -1,7 +1,8 @@
 """Requests that a task answers later, while further requests are read."""
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from contextvars import ContextVar
+from typing import Final, Protocol
 
 import trio
 
@@ -16,6 +17,22 @@ ReplyLate = Callable[[bytes, bytes], None]
 AboutToWait = Callable[[], Callable[[], None]]
 #: Does work that lacks something of the device once that is there.
 AtHand = Callable[[Callable[[], Awaitable[bytes]], AboutToWait | None], Awaitable[bytes]]
+
+
+class Asker(Protocol):
+    """Who made a request, as the kernel names it (mount/fuse/channel.py)."""
+
+    @property
+    def uid(self) -> int:
+        """Its user."""
+
+    @property
+    def tid(self) -> int:
+        """Its thread."""
+
+
+#: Whose request a task answers; pyfuse3's own tasks answer the present one.
+ANSWERS_FOR: Final[ContextVar[Asker | None]] = ContextVar("answers_for", default=None)
 
 
 class OwedAnswers:
@@ -65,11 +82,14 @@ class Late:
         reply: ReplyLate,
         about_to_wait: AboutToWait | None = None,
         at_hand: AtHand | None = None,
+        present: Callable[[], Asker] | None = None,
     ) -> None:
         """*about_to_wait* is called by tasks that wait for the effect of other requests.
 
-        *at_hand* does work again once what it lacked is there (NotAtHand).
+        *at_hand* does work again once what it lacked is there (NotAtHand). *present* tells whose
+        request is to be answered.
         """
+        self._present: Final = present
         self._at_hand: Final = at_hand
         self._nursery: Final = nursery
         self._reply: Final = reply
@@ -77,10 +97,14 @@ class Late:
 
     def answer(self, unique: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """Answer request *unique* later with what *work* returns; return the mark for "later"."""
-        self._nursery.start_soon(self._finish, unique, work)
+        asker = None if self._present is None else self._present()
+        self._nursery.start_soon(self._finish, unique, work, asker)
         return b""
 
-    async def _finish(self, unique: int, work: Callable[[], Awaitable[bytes]]) -> None:
+    async def _finish(
+        self, unique: int, work: Callable[[], Awaitable[bytes]], asker: Asker | None
+    ) -> None:
+        ANSWERS_FOR.set(asker)
         code, body = 0, b""
         try:
             try:

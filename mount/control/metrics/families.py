@@ -174,6 +174,7 @@ _SPACE: Final = (
     _gauge("tenant_share_bytes", "tenants.*.share_bytes", "What others must leave it", "tenant"),
     _gauge("tenant_open_files", "tenants.*.open_files", "Its open files that count", "tenant"),
     _gauge("tenant_waiting_bytes", "tenants.*.waiting_bytes", "What its waits hold", "tenant"),
+    _gauge("tenant_device_waits", "tenants.*.device_waits", "Its waits for a drive", "tenant"),
     _gauge("open_bytes", "open_bytes", "Files that are open"),
     _gauge("opener_bytes", "open_by.*.bytes", "Of them, by who has them open", "opener"),
     _gauge("largest_lease_holder_bytes", "largest_lease_holder.bytes", "Most leases of a process"),
