@@ -17,8 +17,13 @@ EXPORTS: Final = "/etc/exports"
 EXPORTS_DIRECTORY: Final = "/etc/exports.d"
 #: The exports that exportfs(8) gave to the kernel's NFS server, with every option.
 ETAB: Final = "/var/lib/nfs/etab"
-#: The exports that the kernel uses now (nfsd(7)); the second file needs no mount of its own.
-_TAKEN: Final = ("/proc/fs/nfsd/exports", "/proc/net/rpc/nfsd.export/content")
+#: The exports that the kernel uses now (nfsd(7)); all but the first need no mount of their own. The
+#: last is of the host's network: a unit may have one of its own.
+_TAKEN: Final = (
+    "/proc/fs/nfsd/exports",
+    "/proc/net/rpc/nfsd.export/content",
+    "/proc/1/net/rpc/nfsd.export/content",
+)
 #: Closes what NFSv4 clients keep open after the export has ended (nfsd(7)).
 UNLOCK: Final = "/proc/fs/nfsd/unlock_filesystem"
 #: Its figures, if the module is loaded; ``th THREADS ...`` (fs/nfsd/stats.c).

@@ -10,6 +10,7 @@ hang (NFS), or be this mount, whose requests only this event loop can answer.
 """
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -80,7 +81,9 @@ def _on_port(settings: Settings) -> Iterator[socket.socket | None]:
     try:
         listening = socket.create_server((LOOPBACK, settings.metrics_port), backlog=BACKLOG)
     except OSError as error:
-        raise OSError(f"metrics_port {settings.metrics_port}: {error.strerror}") from None
+        drop_in = "; the unit needs a drop-in for it: docs/metrics.md"
+        hint = drop_in if error.errno == errno.EAFNOSUPPORT else ""
+        raise OSError(f"metrics_port {settings.metrics_port}: {error.strerror}{hint}") from None
     with listening:
         yield listening
 
