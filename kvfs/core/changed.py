@@ -71,6 +71,8 @@ class Why(IntEnum):
     LINKED = 17
     #: A draft was made. No table needs to know it before it is whole.
     DRAFTED = 18
+    #: Its bytes are on its drive now, and were in memory.
+    MOVED = 19
 
 
 class Changed(NamedTuple):

@@ -61,12 +61,14 @@ class Pace:
 class DurableGoal:
     """A moment up to which everything is to be durable. It is set once the list is complete."""
 
-    __slots__ = ("attributes", "flushes", "gaps", "losses", "rounds", "ticket", "upto")
+    __slots__ = ("attributes", "flushes", "gaps", "losses", "moves", "rounds", "ticket", "upto")
 
-    def __init__(self, gaps: int, losses: int) -> None:
-        """*gaps* in the list must be closed first. *losses* are the failures so far: if there are
-        more at the end, not all is durable.
+    def __init__(self, gaps: int, losses: int, moves: int) -> None:
+        """*gaps* in the list must be closed first, and *moves* from memory must have ended.
+
+        *losses* are the failures so far: if there are more at the end, not all is durable.
         """
+        self.moves = moves
         self.gaps, self.losses = gaps, losses
         self.ticket = self.attributes = _NOT_SET
         #: How many flushes each drive must have had; empty: it is not set.

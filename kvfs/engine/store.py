@@ -22,6 +22,7 @@ from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
+from kvfs.engine.eviction.probation_ends import ProbationEnds
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
     Totals,
@@ -84,16 +85,16 @@ class Store:
         outliving: Outliving | None = None,
         living: Living | None = None,
         accounts: Accounts | None = None,
+        probation_bytes: int = 0,
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
 
-        *progress* is told how far a rebuild of the index is. *outliving* is what a server that
-        takes the mount over gets. This one takes it over if there are *living* handles: then
-        *outliving* is what the last one left. Without *accounts* each uid is a tenant.
+        *progress* is told how far a rebuild is. *outliving* is what a server that takes over gets.
+        This one does if there are *living* handles: then *outliving* is what the last one left.
+        Without *accounts* each uid is a tenant. New blocks may take *probation_bytes* of memory.
         """
         calls = syscalls if syscalls is not None else Syscalls()
-        rows_max = undurable_rows_max(settings)
-        outliving = outliving if outliving is not None else Outliving.fresh(rows_max)
+        outliving = outliving or Outliving.fresh(undurable_rows_max(settings))
         begun = begin(device, settings, calls, progress, outliving, living)
         #: The requests that the last server did and may not have answered, with their inodes.
         self.done = begun.done
@@ -102,6 +103,7 @@ class Store:
             *(device, settings, kernel, outliving, recovered.at),
             Accounts() if accounts is None else accounts,
             takes_over=living is not None,
+            probation_bytes=0 if settings.read_only else probation_bytes,
             syscalls=calls,
             clock_ns=clock_ns,
         )
@@ -124,7 +126,8 @@ class Store:
         self.expiry = Expiry(self.pool, self.reclaim)
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
-        self.durable_pass = DurablePass(self.pool, self.blocks.publishing)
+        self.probation_ends = ends = ProbationEnds(self.pool, self.reclaim)
+        self.durable_pass = DurablePass(self.pool, self.blocks.publishing, ends.moves)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing, lost_drives)
@@ -161,6 +164,7 @@ class Store:
             self.watch.run_due,
             lambda _: _on_each(pool, lambda drive: drive.device_room.measure()),
             self.reclaim.run_due,
+            self.probation_ends.run_due,
             lambda _: self.name_eviction.run_due(),
             lambda _: self._quota_eviction.run_due(),
             lambda now_s: pool.open.ready.run_due(now_s, pool.evictable_on),
@@ -231,6 +235,7 @@ class Store:
             self.pool.abandon()
             return
         settled = close_all(self.pool, self.blocks, all_closed=self.all_closed)
+        self.pool.background.do(self.probation_ends.close)
         self.durable_pass.close()
         self.verifier.close()
         if not (self.pool.settings.read_only or self.device_watch.settle()):

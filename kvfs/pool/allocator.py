@@ -185,9 +185,8 @@ class Allocator:
 
     def __init__(self, pool: Pool, room: Room) -> None:
         self._pool = pool
-        self._kernel = pool.kernel
-        self._monotonic_s = pool.monotonic_s
-        self._placement = pool.open.placement
+        self._kernel, self._monotonic_s = pool.kernel, pool.monotonic_s
+        self._placement, self._probation = pool.open.placement, pool.open.probation
         drives = pool.space.drives.all
         self._only: Final = None if drives[1:] else drives[FIRST_DRIVE]
         self._ready: Final = pool.open.ready.queues.all
@@ -289,6 +288,10 @@ class Allocator:
     def _take_on(self, drive: PoolDrive, wanted_bytes: int, *, roomless: bool) -> ReadyExtent:
         """Return an extent of *drive*, as ``take_extent``."""
         now_s, space, ready = self._monotonic_s(), drive.space, self._ready[drive.number]
+        if self._probation is not None:
+            extent = self._probation.give_out(wanted_bytes, drive, self.require_space)
+            if extent is not None:
+                return extent
         try:
             # What was brought has its space already, and must not give way for a byte more.
             if not (wanted_bytes and ready.has_brought(wanted_bytes)):
@@ -355,20 +358,21 @@ class Allocator:
         """Decide, at a file's first handle, whether its writers must ask before each write.
 
         They need not if the file's likely size is reserved, or while there is more space than all
-        writers without a reserve could take until the next check.
+        writers without a reserve could take until the next check. In memory they must.
         """
         if not self._kernel.writers_run_free:
             return
         demand, space = self._pool.open.ready.forecast, self._pool.space.of(opened.ino)
         usual_bytes, largest_bytes = demand.recent_bytes(parent)
-        foretold = largest_bytes and demand.foretells(parent)
+        is_in_memory = self._probation is not None and opened.ino in self._probation
+        foretold = largest_bytes and demand.foretells(parent) and not is_in_memory
         if foretold and opened.allocated_bytes >= largest_bytes:
             self._pool.open.inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))
             opened.rely(outgrowing_bytes(usual_bytes, largest_bytes))
             space.lacking_bytes = max(space.lacking_bytes, opened.outgrowing_bytes)
             return
         running = 1 + len(self._pool.open.inodes.runners)
-        if space.unclaimed_bytes < UNWATCHED_BYTES * running:
+        if is_in_memory or space.unclaimed_bytes < UNWATCHED_BYTES * running:
             opened.lack()
         else:
             self._pool.open.inodes.let_run(opened)

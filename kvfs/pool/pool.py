@@ -28,13 +28,9 @@ from kvfs.pool.durable.index_log import UNLOGGED_MOST_BYTES, IndexLog
 from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.extent_bytes import stamp_ns
-from kvfs.pool.open.open_inodes import OpenInodes
-from kvfs.pool.open.open_notes import OpenNotes
-from kvfs.pool.open.placement import Placement
 from kvfs.pool.open.ports import Kernel
-from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.pool_change import Damage, Followers, PoolChange
-from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, space_parts
+from kvfs.pool.pool_parts import DurableParts, OpenParts, RuleParts, open_parts, space_parts
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases, LeaseShares
 from kvfs.pool.rules.policies import Policies, TenantRules
@@ -50,6 +46,7 @@ from kvfs.storage.heat import Heat
 from kvfs.storage.index_place import IndexAt, discard_index, open_index, remove_index
 from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
+from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.outliving import Outliving, UndurableTable
 from kvfs.storage.run_state import PoolRun
 from kvfs.storage.syscalls import Syscalls
@@ -71,6 +68,7 @@ class Pool:
         accounts: Accounts,
         *,
         takes_over: bool = False,
+        probation_bytes: int = 0,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -78,7 +76,7 @@ class Pool:
         """Open the index *index_at*, and extents of *device*; *outliving* is for the next server.
 
         *takes_over*: the last server was not stopped, and left *outliving*. What each tenant takes
-        is counted in *accounts*.
+        is counted in *accounts*. *probation_bytes*: what new blocks may take of memory.
 
         Raises IndexDamaged, FormatUnknown, OSError.
         """
@@ -91,7 +89,7 @@ class Pool:
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
             stack.callback(outliving.close)
-            unlogged = self._open_storage(stack, outliving, index_at)
+            unlogged = self._open_storage(stack, outliving, index_at, makes=probation_bytes > 0)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
             drives = len(device.pool_fds)
@@ -107,7 +105,7 @@ class Pool:
                 monotonic_s=monotonic_s,
             )
             stack.callback(self.space.close)
-            self.open = self._open_parts()
+            self.open = self._open_parts(probation_bytes)
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
@@ -131,9 +129,12 @@ class Pool:
             self._parts = stack.pop_all()
 
     def _open_storage(
-        self, stack: contextlib.ExitStack, outliving: Outliving, index_at: IndexAt
+        self, stack: contextlib.ExitStack, outliving: Outliving, index_at: IndexAt, *, makes: bool
     ) -> UnloggedRows:
-        """Open what is on the device and in memory; return what the log is yet to be told."""
+        """Open what is on the device and in memory; return what the log is yet to be told.
+
+        *makes*: there is to be a place for extents in memory.
+        """
         device, settings = self.device, self.settings
         unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
         self.index = open_index(index_at.path, settings, self.syscalls, outliving.journal, unlogged)
@@ -141,7 +142,10 @@ class Pool:
         self.notes = outliving.notes
         self.numbers = InodeNumbers(device.pool_fds, self.syscalls, read_only=settings.read_only)
         stack.callback(self.numbers.close)
-        self.extents = Extents(device.pool_fds, self.syscalls, device.fs_type)
+        memory = MemoryFiles.found(
+            index_at.in_memory, len(device.pool_fds), self.syscalls, makes=makes
+        )
+        self.extents = Extents(device.pool_fds, self.syscalls, device.fs_type, memory)
         stack.callback(self.extents.close)
         self.run = PoolRun(
             *(device.run_places, self.syscalls, self.numbers.first, index_at.in_memory),
@@ -158,14 +162,14 @@ class Pool:
             lambda: self.monotonic_s(),
         )
 
-    def _open_parts(self) -> OpenParts:
-        inodes = OpenInodes()
-        ready = ReadyByDrive(
+    def _open_parts(self, probation_bytes: int) -> OpenParts:
+        return open_parts(
             *(self.extents, self.numbers, self.background, self.space.drives),
-            *(self.settings, self.kernel, inodes, self.monotonic_s),
+            *(self.settings, self.kernel),
+            notes=self.notes,
+            monotonic_s=self.monotonic_s,
+            probation_bytes=probation_bytes,
         )
-        placement = Placement(self.space.drives, ready)
-        return OpenParts(inodes, OpenNotes(self.notes), ready, placement)
 
     def _durable_parts(
         self,
@@ -276,7 +280,7 @@ class Pool:
             *(self.figures, self.figures.held),
             rules.ranks,
             self.durable.identities,
-            *((self.open.placement,) if self.drive_counts.several else ()),
+            *self.open.followers,
             *(self.open.ready, self.space.node_shares, self.departures),
         )
 
@@ -302,6 +306,8 @@ class Pool:
                 settled = settled and marked.error is None
                 logged = self.durable.index_log.complete()
                 settled = settled and (logged > 0 or not self.index_dir)
+                # What stays in memory only this index knows.
+                settled = settled and not self.extents.memory
                 if settled:
                     strays = self.background.failures > 0 or not swept
                     base_ns = self.age_clock.base_ns

@@ -1,5 +1,6 @@
 """The parts of a pool, in groups by idea. The pool makes them; others take a group, or a part."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +20,8 @@ from kvfs.pool.durable.not_durable import UndurableBlocks
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.placement import Placement
+from kvfs.pool.open.ports import Kernel
+from kvfs.pool.open.probation import Probation
 from kvfs.pool.open.ready_by_drive import ReadyByDrive
 from kvfs.pool.rules.hints import Hints
 from kvfs.pool.rules.leases import Leases
@@ -35,7 +38,7 @@ from kvfs.storage.extents import Extents
 from kvfs.storage.heat import Heat
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import StrayFiles
-from kvfs.storage.outliving import UndurableTable
+from kvfs.storage.outliving import Notes, UndurableTable
 from kvfs.storage.syscalls import Syscalls
 
 #: So many drives have what is of the whole pool: how warm its blocks are.
@@ -93,7 +96,7 @@ def space_parts(
     *counts*: what blocks hold of each drive, by number.
     """
     probes = _probes(device.pool_fds, settings.device_silent_s, syscalls, monotonic_s)
-    drives = ByDrive(list(_drives(device, settings, counts, background, probes)))
+    drives = ByDrive(list(_drives(device, settings, counts, extents, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
     several = WholeSpace(lambda: [drive.space for drive in drives.all if not drive.has_failed])
     taken = several if drives.all[1:] else spaces.all[FIRST_DRIVE]
@@ -136,6 +139,7 @@ def _drives(
     device: Device,
     settings: Settings,
     counts: Sequence[DriveCount],
+    extents: Extents,
     background: Background,
     probes: Sequence[DeviceProbe],
 ) -> Iterator[PoolDrive]:
@@ -154,9 +158,15 @@ def _drives(
             probe=probe,
             space=space,
             headroom=Headroom(capacity_bytes),
-            device_room=DeviceRoom(space, source.free_bytes),
+            device_room=DeviceRoom(space, functools.partial(_free_bytes, source, number, extents)),
             unlink_queue=UnlinkQueue(background, ino, space),
         )
+
+
+def _free_bytes(source: Device, number: int, extents: Extents) -> int:
+    """Return what can still be allocated on drive *number*, less what is to move there."""
+    memory = extents.memory
+    return source.free_bytes() - (memory.held_for_bytes(DriveNo(number)) if memory else 0)
 
 
 def _capacities_bytes(device: Device, settings: Settings) -> list[int]:
@@ -175,6 +185,36 @@ class OpenParts:
     notes: OpenNotes
     ready: ReadyByDrive
     placement: Placement
+    #: None: nothing is in memory, and nothing comes.
+    probation: Probation | None
+
+    @property
+    def followers(self) -> list[Placement | Probation]:
+        """Those of them that follow the index, where there is more than one place for a block."""
+        several = [self.placement] if self.ready.queues.all[1:] else []
+        return [*several, *([self.probation] if self.probation is not None else [])]
+
+
+def open_parts(
+    extents: Extents,
+    numbers: InodeNumbers,
+    background: Background,
+    drives: ByDrive[PoolDrive],
+    settings: Settings,
+    kernel: Kernel,
+    *,
+    notes: Notes,
+    monotonic_s: Callable[[], float],
+    probation_bytes: int,
+) -> OpenParts:
+    """Return the second group. *probation_bytes*: what new blocks may take of memory."""
+    inodes, probation = OpenInodes(), None
+    ready = ReadyByDrive(
+        extents, numbers, background, drives, settings, kernel, inodes, monotonic_s
+    )
+    if extents.memory is not None and not settings.read_only:
+        probation = Probation(extents.memory, extents, numbers, background, inodes, probation_bytes)
+    return OpenParts(inodes, OpenNotes(notes), ready, Placement(drives, ready), probation)
 
 
 @dataclass(frozen=True)

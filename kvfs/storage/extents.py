@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import signal
 import stat
 from collections.abc import Iterator
 from itertools import chain
@@ -29,8 +28,11 @@ from kvfs.core.types import (
     round_up,
 )
 from kvfs.storage.extent_bytes import Range, gaps, lacks_bytes, unwritten
+from kvfs.storage.extent_moves import ExtentMoves
 from kvfs.storage.fan_out import FanOut
+from kvfs.storage.file_leases import ignore_breaks, may_be_written, refuses_lease
 from kvfs.storage.file_xattrs import XATTR_FIXED, FileXattrs
+from kvfs.storage.memory_files import ExtentPlaces, MemoryFiles
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
 #: Errors of XFS and ext4 for a file whose inode or attributes are broken. Not EIO, which may be the
@@ -44,17 +46,27 @@ _HOLES_MAX: Final = 256
 class Extents:
     """The extent files and identity files of one pool: those of an inode are on its drive."""
 
-    def __init__(self, pool_fds: tuple[int, ...], syscalls: Syscalls, fs_type: str) -> None:
-        """*pool_fds* are the directories of the pool's drives, by number, all on *fs_type*."""
+    def __init__(
+        self,
+        pool_fds: tuple[int, ...],
+        syscalls: Syscalls,
+        fs_type: str,
+        memory: MemoryFiles | None = None,
+    ) -> None:
+        """*pool_fds* are the directories of the pool's drives, by number, all on *fs_type*.
+
+        *memory*: those that are in memory, and closed with the others.
+        """
         self._syscalls = syscalls
         self._fs_type = fs_type
-        # The kernel sends SIGIO when a lease is broken; only the main thread may set its handler.
-        with contextlib.suppress(ValueError):
-            if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
-                signal.signal(signal.SIGIO, signal.SIG_IGN)
+        ignore_breaks()
         #: The drives that have failed: what is asked for there is Damaged from now on.
         self.lost: Final[set[DriveNo]] = set()
-        self._extents = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds], self.lost)
+        drives = ByDrive([FanOut(fd, EXTENTS, syscalls) for fd in pool_fds], self.lost)
+        #: What is in memory, and what moves it to the drives.
+        self.memory: Final = memory
+        self.moves: Final = ExtentMoves(drives, syscalls)
+        self._extents = drives if memory is None else ExtentPlaces(drives, memory)
         self._nodes = ByDrive([FanOut(fd, IDENTITIES, syscalls) for fd in pool_fds], self.lost)
         #: How many drives the pool lies on; and the serial of an inode: the older has the lower.
         self.drives, self.serial = len(pool_fds), Numbering(len(pool_fds)).serial
@@ -69,6 +81,8 @@ class Extents:
         """Close the directories. Extents returned as fds stay open."""
         for files in self._fan_outs():
             files.close()
+        if self.memory is not None:
+            self.memory.close()
 
     def open_directories(self) -> None:
         """Open all directories that there are, so that none is opened while it is needed."""
@@ -148,10 +162,13 @@ class Extents:
 
         Raises Damaged if it is missing or broken.
         """
+        files = self._extents.of(ino)
         try:
-            directory_fd = self._extents.of(ino).directory(ino)
+            directory_fd = files.directory(ino)
             return self._syscalls.open(file_name(ino), flags | _FILE_FLAGS, dir_fd=directory_fd)
         except OSError as error:
+            if self._extents.of(ino) is not files:  # it has left memory meanwhile
+                return self.open(ino, flags)
             _raise_damaged(ino, error)
             raise
 
@@ -235,12 +252,9 @@ class Extents:
     def in_use(self, fd: int) -> bool:
         """Whether anything but *fd*, which may read or write, has the extent open or mapped.
 
-        The kernel then refuses a write lease (fcntl(2), F_SETLEASE; fs/locks.c,
-        check_conflicting_open). A client's passthrough handle counts until its last close and
-        unmapping. The lease is given back at once: an open in between waits for those 3 us, and its
-        SIGIO is ignored.
+        The kernel then refuses a write lease (file_leases.py).
         """
-        return self._refuses_lease(fd, fcntl.F_WRLCK)
+        return refuses_lease(self._syscalls, fd, fcntl.F_WRLCK)
 
     def is_used(self, ino: InodeNo) -> bool:
         """Whether another process has *ino*'s extent, which is closed here, open or mapped.
@@ -262,23 +276,11 @@ class Extents:
         except (Damaged, OSError):
             return False
         try:
-            return self._refuses_lease(fd, lease)
+            return refuses_lease(self._syscalls, fd, lease)
         except OSError:
             return False  # no leases here, so a closed extent counts as unused
         finally:
             self._syscalls.close(fd)
-
-    def _refuses_lease(self, fd: int, lease: int) -> bool:
-        if signal.getsignal(signal.SIGIO) is signal.SIG_DFL:
-            raise OSError(errno.EPERM, "SIGIO would end the process")
-        try:
-            self._syscalls.fcntl(fd, fcntl.F_SETLEASE, lease)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return True
-            raise
-        self._syscalls.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return False
 
     def stat(self, ino: InodeNo) -> os.stat_result | None:
         """Return the stat of *ino*'s extent, None if there is none."""
@@ -297,6 +299,8 @@ class Extents:
             with contextlib.suppress(Damaged, OSError):
                 self._give_back(ino)
         self._unlink(self._extents.of(ino), ino)
+        if self.memory is not None:
+            self.memory.forget(ino)
 
     def _give_back(self, ino: InodeNo) -> None:
         fd = self.open(ino, os.O_RDWR)
@@ -333,12 +337,9 @@ class Extents:
     def may_be_written(self, fd: int) -> bool:
         """Whether somebody has the extent behind *fd*, which is O_RDONLY, open or mapped to write.
 
-        The kernel then refuses a read lease. True if leases do not work here.
+        True if leases do not work here.
         """
-        try:
-            return self._refuses_lease(fd, fcntl.F_RDLCK)
-        except OSError:
-            return True
+        return may_be_written(self._syscalls, fd)
 
     def has_holes(self, ino: InodeNo) -> bool:
         """Whether a part of *ino*'s extent was never written. Raises Damaged, OSError."""

@@ -130,6 +130,12 @@ class ExtentsAtHand:
         self._old, self._fresh = self._fresh, {}
         self._old_identities, self._identities = self._identities, {}
 
+    def forget(self, ino: InodeNo) -> None:
+        """Let go of what was fetched of *ino*, whose extent is another file now."""
+        for fetched in (self._fresh.pop(ino, None), self._old.pop(ino, None)):
+            if isinstance(fetched, int):
+                os.close(fetched)
+
     def let_go(self) -> None:
         """Let go of all that was fetched, because the pool stops."""
         self.run_due()
@@ -137,14 +143,20 @@ class ExtentsAtHand:
 
     def _fetch(self, ino: InodeNo) -> Callable[[], None]:
         """Open *ino*'s extent, in a thread; why it cannot be opened is kept, too."""
+        was_in_memory = self._is_in_memory(ino)
         try:
             found: int | Exception = self._extents.open(ino, os.O_PATH)
         except (Damaged, OSError) as error:
             found = error
-        return lambda: self._keep(ino, found)
+        return lambda: self._keep(ino, found, was_in_memory=was_in_memory)
 
-    def _keep(self, ino: InodeNo, found: int | Exception) -> None:
-        if ino in self._fresh:
+    def _is_in_memory(self, ino: InodeNo) -> bool:
+        memory = self._extents.memory
+        return memory is not None and ino in memory
+
+    def _keep(self, ino: InodeNo, found: int | Exception, *, was_in_memory: bool) -> None:
+        """Keep what was *found*, unless the extent has become another file meanwhile."""
+        if ino in self._fresh or (was_in_memory and not self._is_in_memory(ino)):
             if isinstance(found, int):
                 os.close(found)
             return

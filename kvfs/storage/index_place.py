@@ -23,6 +23,7 @@ from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.journal import Journal
+from kvfs.storage.memory_files import discard_blocks
 from kvfs.storage.run_state import read_run_state
 from kvfs.storage.syscalls import Syscalls
 
@@ -175,13 +176,15 @@ def forget_index(pool_fd: int) -> None:
 
 
 def discard_index(path: str, syscalls: Syscalls) -> None:
-    """Remove the index in memory at *path*, if it is there. Raises OSError.
+    """Remove the index in memory at *path*, if it is there, and the extents. Raises OSError.
 
     Directories with files of others stay.
     """
     _unlink_files(path, syscalls)
     with contextlib.suppress(OSError):
         syscalls.rmdir(path)
+    discard_blocks(path)
+    with contextlib.suppress(OSError):
         syscalls.rmdir(os.path.dirname(path))
 
 

@@ -107,6 +107,8 @@ class Syscalls:
     rmdir = staticmethod(os.rmdir)
     unlink = staticmethod(os.unlink)
     rename = staticmethod(os.rename)
+    link = staticmethod(os.link)
+    sendfile = staticmethod(os.sendfile)
     utime = staticmethod(os.utime)
     setxattr = staticmethod(os.setxattr)
     getxattr = staticmethod(os.getxattr)

@@ -63,7 +63,7 @@ def test_late_is_what_waited_longer_than_the_window(pace: Pace) -> None:
 
 
 def test_a_goal_is_none_until_it_is_known_what_must_be_durable() -> None:
-    goal = DurableGoal(gaps=1, losses=2)
+    goal = DurableGoal(gaps=1, losses=2, moves=0)
     assert (goal.gaps, goal.losses, goal.rounds, goal.upto) == (1, 2, 2, ())
     assert not goal.is_set
     goal.flushes = (3,)

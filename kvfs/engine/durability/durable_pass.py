@@ -8,6 +8,7 @@ import errno
 from typing import Any, Final
 
 from kvfs.core.durable_pace import DurableGoal
+from kvfs.engine.blocks.moves import Moves
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.durability.drive_pass import DrivePass
 from kvfs.pool.pool import Pool
@@ -16,8 +17,9 @@ from kvfs.pool.pool import Pool
 class DurablePass:
     """The passes of one pool. Everything but their threads' work runs on the loop's thread."""
 
-    def __init__(self, pool: Pool, publishing: Publishing) -> None:
+    def __init__(self, pool: Pool, publishing: Publishing, moves: Moves) -> None:
         self._pool = pool
+        self._moves = moves
         self._queue = pool.durable.not_durable
         self._attributes = pool.durable.identities.attributes
         self._passes: Final = [DrivePass(pool, publishing, each) for each in pool.space.drives.all]
@@ -39,7 +41,7 @@ class DurablePass:
         While the list has gaps it is set later, when a search has filled them. Raises NoSpace,
         OSError.
         """
-        goal = DurableGoal(self._queue.gaps, self._losses)
+        goal = DurableGoal(self._queue.gaps, self._losses, self._moves.order_whole())
         self._set(goal)
         return goal
 
@@ -47,7 +49,7 @@ class DurablePass:
         """Set *goal* to now, unless it is set already, or the list has gaps. Atomic."""
         if goal.is_set or self._queue.closed_gaps < goal.gaps:
             return
-        if not self._are_written(goal):
+        if not (self._moves.have_ended(goal.moves) and self._are_written(goal)):
             return
         self._pool.index.settle()
         for queue in self._queue.queues.all:

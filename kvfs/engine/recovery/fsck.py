@@ -7,6 +7,7 @@ checked here: extents, identity files, INODES; the rows of the index in fsck_row
 
 import contextlib
 import functools
+import os
 
 from kvfs.core.errors import Damaged, IndexDamaged
 from kvfs.core.pool_layout import INDEX
@@ -42,6 +43,7 @@ from kvfs.storage.index_place import (
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
+from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.row_log import forget_log
 from kvfs.storage.run_state import (
     RunPlace,
@@ -65,9 +67,18 @@ def check_pool(
 ) -> FsckReport:
     """Check the pool on *device*. Raises FormatUnknown, NoSpace, OSError."""
     calls = syscalls if syscalls is not None else Syscalls()
-    with contextlib.closing(Extents(device.pool_fds, calls, device.fs_type)) as extents:
+    memory = _found_in_memory(device, calls)
+    with contextlib.closing(Extents(device.pool_fds, calls, device.fs_type, memory)) as extents:
         check = _Check(device, extents, settings or Settings(), calls, progress, repair=repair)
         return check.run()
+
+
+def _found_in_memory(device: Device, syscalls: Syscalls) -> MemoryFiles | None:
+    """Return the extents that a killed server left in memory, beside its index."""
+    state = read_pool_run(device.run_places, syscalls)
+    said = state.index_dir if state.of_this_boot else ""
+    path = present_index(device.pool_fd, said) if said else None
+    return MemoryFiles.found(path or "", len(device.pool_fds), syscalls)
 
 
 class _Check:
@@ -129,6 +140,7 @@ class _Check:
         with self._open() as index:
             if self._repair and not state.clean:
                 finish_index(index, self._extents)
+                self._move_out(index)
                 # Before any identity is written: bytes that were overwritten in place before the
                 # kill may still be on their way to the device, and nothing shows which.
                 self._sync_drives()
@@ -139,6 +151,21 @@ class _Check:
             changed = report.repaired or self._is_begun
             if self._repair and (changed or not state.clean or state.strays):
                 self._make_clean(index)
+
+    def _move_out(self, index: Index) -> None:
+        """Write what is only in memory to the drives: afterwards the pool counts as stopped.
+
+        The mount of a server that was killed has ended, so nobody writes. Raises NoSpace, OSError.
+        """
+        extents, memory = self._extents, self._extents.memory
+        for ino in list(memory.inos()) if memory is not None else ():
+            if memory is not None and index.knows(ino):
+                fd = extents.open(ino, os.O_RDONLY)
+                try:
+                    extents.moves.copy(ino, fd)
+                finally:
+                    self._syscalls.close(fd)
+                memory.remove(memory.leave(ino))
 
     def _make_anew(self) -> None:
         """Rebuild the index, in memory, and remove the former one, wherever it is.

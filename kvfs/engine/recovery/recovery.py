@@ -52,6 +52,7 @@ from kvfs.storage.index_place import (
 )
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
+from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.outliving import Notes, Outliving
 from kvfs.storage.run_state import RunState, read_pool_run
 from kvfs.storage.syscalls import Syscalls
@@ -267,7 +268,7 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
 def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> None:
     with (
         open_index(path, settings, syscalls) as index,
-        contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents,
+        contextlib.closing(_all_extents(device, syscalls, path)) as extents,
     ):
         finished = finish_index(index, extents)
     _log.warning(
@@ -276,6 +277,12 @@ def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -
         finished.dropped,
         finished.measured,
     )
+
+
+def _all_extents(device: Device, syscalls: Syscalls, path: str) -> Extents:
+    """Return the extents on the drives, and those in memory beside the index at *path*."""
+    memory = MemoryFiles.found(IndexAt(path, 0).in_memory, len(device.pool_fds), syscalls)
+    return Extents(device.pool_fds, syscalls, device.fs_type, memory)
 
 
 def _part_numbers(device: Device, syscalls: Syscalls) -> None:
@@ -361,7 +368,7 @@ def _take_over(
             raise IndexDamaged("index: the last server's is gone")
     with (
         open_index(path, settings, syscalls, journal) as index,
-        contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents,
+        contextlib.closing(_all_extents(device, syscalls, path)) as extents,
     ):
         done = journal.done()
         index.settle()

@@ -30,6 +30,9 @@ _log: Final = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+#: Its drive has new bytes of it, which are to become durable.
+_BYTES_NEW: Final = frozenset({Why.CLOSED, Why.STORED, Why.RESTORED, Why.MOVED})
+
 
 class Identities:
     """Writes and removes identities, in the background.
@@ -48,6 +51,7 @@ class Identities:
             Why.CLOSED,
             Why.RENAMED,
             Why.STORED,
+            Why.MOVED,
             Why.SET,
             Why.ATTRIBUTED,
         }
@@ -86,14 +90,15 @@ class Identities:
         ino, record, why = changed.ino, changed.after, changed.why
         if record is None:
             return
-        attributed = why is Why.ATTRIBUTED or (changed.gained and changed.before is None)
+        gained = changed.gained and (changed.before is None or why is Why.MOVED)
+        attributed = why is Why.ATTRIBUTED or gained
         # Who finds the new identity takes the attributes beside it for right, the sweep, too.
         known = self.attributes
         if attributed or (
             known.lacks_older and known.may_lack(ino) and record.state != State.ALIAS
         ):
             self.note_attributes(ino)  # the identity is written after them
-        if why is Why.CLOSED or why is Why.STORED or why is Why.RESTORED:
+        if why in _BYTES_NEW:
             self.publish(ino, record)
         elif why is Why.RESERVED:
             self.withdraw(ino)
@@ -103,9 +108,9 @@ class Identities:
     def publish(self, ino: InodeNo, record: InodeRecord) -> None:
         """Note that block *ino* was published: it gets an identity once its bytes are durable.
 
-        Does nothing in a state without an identity (``carries_identity``).
+        Does nothing in a state without an identity (``carries_identity``), nor in memory.
         """
-        if carries_identity(record):
+        if carries_identity(record) and not self._is_in_memory(ino):
             self._forget_queued(ino)
             self.not_durable.add(ino, record.size_bytes, self._monotonic_s())
 
@@ -115,6 +120,8 @@ class Identities:
         Does nothing if it will be written anyway: by the pass, or after changed attributes.
         """
         if not carries_identity(record) or ino in self.not_durable or ino in self.attributes:
+            return
+        if self._is_in_memory(ino):
             return
         identity, target = identity_of(ino, record), record.target
         before = self._withdrawing.get(ino, 0)
@@ -150,7 +157,8 @@ class Identities:
         *done*: the inodes that it changed last. It may have died before it noted them in the table.
         """
         rows = self._memory.rows()
-        self.not_durable.recall(row for row in rows if row.lacks is Lacks.BYTES)
+        waiting = [row for row in rows if row.lacks is Lacks.BYTES]
+        self.not_durable.recall(row for row in waiting if not self._is_in_memory(row.ino))
         changed = [row for row in rows if row.lacks is Lacks.ATTRIBUTES]
         self.attributes.recall(changed, self._memory.flush_since_s)
         for row in changed:
@@ -278,11 +286,17 @@ class Identities:
         write = functools.partial(self._extents.identify, ino, identity, fd=fd)
         self._background.of(ino).device.submit(write, ended, failed=end)
 
+    def _is_in_memory(self, ino: InodeNo) -> bool:
+        """Whether *ino*'s bytes are in memory only: it has no identity, until it moves."""
+        memory = self._extents.memory
+        return memory is not None and ino in memory
+
     def is_said(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether the device may have an identity of *ino*, the present or a former one."""
         if self.was_identified(ino):
             return True
-        return carries_identity(record) and ino not in self.not_durable
+        listed = ino in self.not_durable or self._is_in_memory(ino)
+        return carries_identity(record) and not listed
 
     def say_now(self, ino: InodeNo) -> None:
         """Do the queued work for *ino* now, except what waits for its bytes. Raises OSError."""

@@ -29,7 +29,7 @@ from kvfs.storage.index import Index
 #: Smaller files are probably configurations or sidecars: evicting them frees little and costs much.
 SMALL_BYTES: Final = 64 << 10
 #: Changes that are no use of the block: one that is new to the heat was last used at its ctime.
-_NO_USE: Final = frozenset({Why.FOUND, Why.RECONCILED, Why.ATTRIBUTED})
+_NO_USE: Final = frozenset({Why.FOUND, Why.RECONCILED, Why.ATTRIBUTED, Why.MOVED})
 #: Names in one step of counting; after a start requests are handled between the steps.
 _STEP: Final = 256
 #: A directory with more names than this can be pinned only by the settings file, not by an

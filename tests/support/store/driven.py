@@ -50,6 +50,7 @@ def driven(
     outliving: Outliving | None = None,
     living: Collection[LivingHandle] | None = None,
     accounts: Accounts | None = None,
+    probation_bytes: int = 0,
 ) -> Driven:
     """Start a store on *device*; *living* handles are taken over. Raises CommandError, OSError.
 
@@ -64,6 +65,7 @@ def driven(
         outliving=outliving,
         living=handles,
         accounts=accounts,
+        probation_bytes=probation_bytes,
     )
     if handles is not None:
         store.take_over(handles)

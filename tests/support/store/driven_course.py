@@ -16,12 +16,19 @@ from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.space.drive import PoolDrive
+from kvfs.storage.memory_files import MemoryFiles
 from tests.support.store.inside import At
 
 P = TypeVar("P", bound=Processes)
 
 _DAY_NS: Final = 86_400 * 10**9
 _AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
+
+
+def _memory(engine: Store) -> MemoryFiles:
+    memory = engine.pool.extents.memory
+    assert memory is not None, "nothing was ever to be in memory"
+    return memory
 
 
 class Course:
@@ -54,6 +61,39 @@ class Course:
         index_log._logged_s = float("-inf")
         for log in index_log._logs:
             log._tried_s = float("-inf")
+
+    #: Blocks in memory: which are there, what moves them to their drives, and how often it did.
+    in_memory = At(lambda engine: set(_memory(engine).inos()))
+    memory_bytes = At(lambda engine: _memory(engine).held_bytes)
+    order_move = At(lambda engine: engine.probation_ends.moves.order)
+    moved = At(lambda engine: engine.probation_ends.moves.moved)
+    moves_undone = At(lambda engine: engine.probation_ends.moves.undone)
+
+    def move(self, *inos: InodeNo) -> None:
+        """Move *inos* from memory to their drives now, as far as nobody has them open."""
+        for ino in inos:
+            self.engine.probation_ends.moves.order(ino)
+        for _ in inos:  # each may let the next one wait
+            self.engine.probation_ends.moves.run_due(float("inf"))
+            self.engine.pool.background.drain()
+
+    def copy_only(self, ino: InodeNo, *, counts: bool = False) -> None:
+        """Copy *ino*, which is in memory, as a server does that is killed then.
+
+        If it *counts*, the file in memory has gone as well, and nobody was told.
+        """
+        extents = self.engine.pool.extents
+        fd = extents.open(ino, os.O_RDONLY)
+        extents.moves.copy(ino, fd)
+        os.close(fd)
+        if counts:
+            _memory(self.engine).leave(ino)
+
+    def begin_moves(self) -> None:
+        """Copy what was ordered; the copies do not count before the next short jobs."""
+        self.engine.probation_ends.moves.run_due(float("inf"))
+        for long in self.engine.pool.background._long.all:
+            long.wait()
 
     def lose_unlogged_rows(self) -> None:
         """Let more wait for the log than is kept: the rows so far are dropped."""

@@ -102,6 +102,8 @@ class Host:
                 self._others.append(path.parent / f"drive{number}")
                 self._others[-1].mkdir()
             make_pool(self.drives[-1], header)
+        #: What new blocks may take of memory.
+        self.probation_bytes = 0
         self._device: Device | None = None
         self._store: Driven | None = None
         self._outliving: OutlivingMemory | None = None
@@ -128,7 +130,12 @@ class Host:
         chosen = settings or self.settings
         self._device = self._open(read_only=chosen.read_only)
         try:
-            self._store = driven(self._device, chosen, kernel, syscalls=syscalls, accounts=accounts)
+            self._store = driven(
+                *(self._device, chosen, kernel),
+                syscalls=syscalls,
+                accounts=accounts,
+                probation_bytes=self.probation_bytes,
+            )
         except BaseException:
             self._device.close()
             raise
@@ -151,7 +158,12 @@ class Host:
         self._device = self._open()
         assert self._outliving is not None
         outliving = self._outliving.at(self.settings)
-        self._store = driven(self._device, self.settings, outliving=outliving, living=living)
+        self._store = driven(
+            *(self._device, self.settings),
+            outliving=outliving,
+            living=living,
+            probation_bytes=self.probation_bytes,
+        )
         return self._store
 
     def forget_outliving(self) -> None:
@@ -195,7 +207,7 @@ class Host:
     def pretend_reboot(self) -> None:
         """Make RUN say that the pool ran last in another boot, which took the memory along."""
         if (memory := self.index_path()).parent != self.path:
-            shutil.rmtree(memory)
+            shutil.rmtree(memory.parent)
         for path in (drive / "RUN" for drive in self.drives):
             path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
@@ -234,9 +246,16 @@ class Host:
     # ---- looking at the pool from outside ----
 
     def extent(self, ino: InodeNo) -> Path:
-        """Return the path of *ino*'s extent."""
+        """Return the path of *ino*'s extent, in memory or on its drive."""
+        if (there := self.in_memory(ino)).exists():
+            return there
         drive = self.drives[Numbering(len(self.drives)).drive(ino)]
         return drive / "extents" / f"{ino & 0xFF:02x}" / f"{ino:016x}"
+
+    def in_memory(self, ino: InodeNo) -> Path:
+        """Return the path that *ino*'s extent has in memory, if it is there."""
+        beside = self.index_path().parent / "blocks" / "extents"
+        return beside / f"{ino & 0xFF:02x}" / f"{ino:016x}"
 
     def allocated_bytes(self, ino: InodeNo) -> int:
         """Return what *ino*'s extent holds on the device."""

@@ -1,0 +1,173 @@
+"""Moves blocks from memory to the drive of their inode, beside the requests.
+
+The thread for long jobs copies a closed block. Then it leaves memory, if nobody used it otherwise
+meanwhile: number, name, size, times and owner stay, and so do handles of NFS. What is open stays
+until it is closed; it is tried again. So no reader and no writer ever has another file than the
+next one gets.
+"""
+
+import functools
+import logging
+import math
+import os
+from typing import Final
+
+from kvfs.core.changed import Changed, Why
+from kvfs.core.errors import KvfsError
+from kvfs.core.lifecycle import SETTLED
+from kvfs.core.types import DriveNo, InodeNo, InodeRecord
+from kvfs.pool.pool import Pool
+
+_log: Final = logging.getLogger(__name__)
+
+#: What is moved in a second, at most: a few tenths of what an NVMe drive writes. Clients' loads and
+#: stores have the rest.
+_RATE_BYTES: Final = 256 << 20
+
+
+class Moves:
+    """The moves of one pool: on each drive one at a time, in the order in which they were asked."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._drive = pool.numbers.drive
+        #: What waits, and what is being copied to each drive, with the number of its order.
+        self._due: dict[InodeNo, int] = {}
+        self._copying: dict[DriveNo, tuple[InodeNo, int]] = {}
+        self._ticket = 0
+        #: What could not leave, until the next tick.
+        self._later: dict[InodeNo, int] = {}
+        #: Before that no copy begins, because of what was moved.
+        self._rests_until_s = -math.inf
+        self.moved = self.moved_bytes = 0
+        #: Copies that were in vain, because the block was used meanwhile.
+        self.undone = 0
+
+    def __contains__(self, ino: InodeNo) -> bool:
+        """Whether *ino* is to be moved, or is being moved."""
+        copied = any(ino == copied for copied, _ in self._copying.values())
+        return ino in self._due or ino in self._later or copied
+
+    def __len__(self) -> int:
+        return len(self._due) + len(self._later) + len(self._copying)
+
+    def order(self, ino: InodeNo) -> None:
+        """Move *ino*, which is in memory, as soon as nobody has it open."""
+        if ino not in self:
+            self._ticket += 1
+            self._due[ino] = self._ticket
+
+    def order_whole(self) -> int:
+        """Move all that is whole by now, because it is to be durable; return a ticket."""
+        index, memory = self._pool.index, self._pool.extents.memory
+        for ino in list(memory.inos()) if memory is not None else ():
+            record = index.inode_or_miss(ino)
+            if record is not None and record.state in SETTLED:
+                self.order(ino)
+        return self._ticket
+
+    def have_ended(self, ticket: int) -> bool:
+        """Whether all that was ordered up to *ticket* has left memory, or is gone; move on."""
+        if not len(self):
+            return True
+        self.run_due(math.inf)
+        copied = (number for _, number in self._copying.values())
+        return all(number > ticket for number in (*self._due.values(), *copied))
+
+    def run_due(self, now_s: float) -> None:
+        """Begin with what is due; a block that is open waits for a later tick."""
+        self._due |= self._later
+        self._later.clear()
+        self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        memory, drives = self._pool.extents.memory, len(self._pool.space.drives.all)
+        for ino in list(self._due) if memory is not None and now_s >= self._rests_until_s else ():
+            if len(self._copying) == drives:
+                return
+            if memory is None or ino not in memory:
+                del self._due[ino]
+            elif self._drive(ino) not in self._copying:
+                self._begin(ino)
+
+    def _begin(self, ino: InodeNo) -> None:
+        record = self._pool.index.inode_or_miss(ino)
+        if record is None:
+            del self._due[ino]  # its extent goes
+            return
+        drive = self._pool.space.drives.of(ino)
+        if not self._is_closed(ino, record) or drive.has_failed or not drive.probe.takes_blocks:
+            return
+        self._copying[self._drive(ino)] = (ino, self._due.pop(ino))
+        self._pool.background.submit_long(functools.partial(self._copy, ino, record), ino)
+
+    def _is_closed(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether nobody has *ino* open, and nothing that is queued may open it."""
+        return record.state in SETTLED and ino not in self._pool.open.inodes
+
+    def _copy(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Copy *ino*, in the thread; then the loop goes on."""
+        pool, held_bytes = self._pool, -1
+        try:
+            fd = pool.extents.open(ino, os.O_RDONLY)
+            try:
+                if not pool.extents.may_be_written(fd):
+                    held_bytes = pool.extents.moves.copy(ino, fd)
+            finally:
+                pool.syscalls.close(fd)
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x stays in memory: %s", ino, error)
+        pool.background.hand_over(functools.partial(self._copied, ino, record, held_bytes))
+
+    def _copied(self, ino: InodeNo, record: InodeRecord, held_bytes: int) -> None:
+        """Let *ino* leave memory; *held_bytes*: what its copy takes, -1 if there is none.
+
+        Atomic: from the last look at who uses it until it has left. Raises NoSpace, OSError.
+        """
+        pool = self._pool
+        _, ticket = self._copying.pop(self._drive(ino))
+        now_s = pool.monotonic_s()
+        self._rests_until_s = max(self._rests_until_s, now_s) + max(0, held_bytes) / _RATE_BYTES
+        if held_bytes < 0 or not self._may_leave(ino, record):
+            self._undo(ino, ticket)
+        else:
+            self._leave(ino, record, held_bytes)
+        self._go_on(now_s)
+
+    def _may_leave(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether the copy of *ino* is what it was and is, and nobody can change its bytes."""
+        pool = self._pool
+        memory = pool.extents.memory
+        if memory is None or ino not in memory or pool.index.inode_or_miss(ino) != record:
+            return False
+        return self._is_closed(ino, record) and not pool.extents.is_written(ino)
+
+    def _leave(self, ino: InodeNo, record: InodeRecord, held_bytes: int) -> None:
+        pool, memory = self._pool, self._pool.extents.memory
+        assert memory is not None, "it is there"
+        pool.kernel.unnamed(ino)  # descriptors and ids that are kept for the next open
+        pool.at_hand.forget(ino)
+        left = memory.leave(ino)
+        pool.background.submit_long(functools.partial(memory.remove, left), ino)
+        self.moved += 1
+        self.moved_bytes += held_bytes
+        growth_bytes = held_bytes - record.allocated_bytes
+        used_bytes = pool.counters.used_bytes + growth_bytes
+        moved = record._replace(allocated_bytes=held_bytes)
+        try:
+            with pool.change(pool.counters._replace(used_bytes=used_bytes)) as change:
+                theirs = dict.fromkeys(pool.index.xattrs(ino), b"")
+                change.write(Changed(ino, record, moved, Why.MOVED, theirs, theirs))
+        except BaseException:
+            pool.durable.not_durable.note_gap()  # nobody was told of it: a search finds it
+            raise
+        if growth_bytes:
+            pool.kernel.attributes_corrected(ino)
+
+    def _undo(self, ino: InodeNo, ticket: int) -> None:
+        """Remove the copy of *ino*, and try again if it is there still."""
+        pool = self._pool
+        self.undone += 1
+        pool.background.submit_long(functools.partial(pool.extents.moves.undo, ino), ino)
+        if pool.extents.memory is not None and ino in pool.extents.memory:
+            self._later[ino] = ticket
