@@ -86,7 +86,7 @@ class LoopGuard(Syscalls):
     def _watched(self, name: str, call: Callable[P, R]) -> Callable[P, R]:
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
             on_loop = threading.get_ident() == self._loop
-            if on_loop and not self._waits_not(name, args):
+            if on_loop and not (self._waits_not(name, args) or _is_in_memory(args, kwargs)):
                 self.seen.append(f"{name}: {_caller()}")
             if name in self._held and not on_loop and self._concerns(args, kwargs):
                 self.waits = True
@@ -114,15 +114,25 @@ class LoopGuard(Syscalls):
 
     def _concerns(self, args: tuple[object, ...], named: Mapping[str, object]) -> bool:
         """Whether a call with such arguments is for the drive that is held, or fails."""
-        where = named.get("dir_fd", args[0])
-        path = os.path.realpath(f"/proc/self/fd/{where}" if isinstance(where, int) else str(where))
-        return Path(path).is_relative_to(self._below)
+        return _place(args, named).is_relative_to(self._below)
 
     def _waits_not(self, name: str, args: tuple[object, ...]) -> bool:
         if name in _HARMLESS:
             return True
         flags = args[3] if name in ("preadv", "pwritev") and len(args) > 3 else 0
         return isinstance(flags, int) and bool(flags & os.RWF_NOWAIT)
+
+
+def _place(args: tuple[object, ...], named: Mapping[str, object]) -> Path:
+    """Return the file, or its directory, that a call with such arguments is for."""
+    where = named.get("dir_fd", named.get("src_dir_fd", args[0]))
+    path = f"/proc/self/fd/{where}" if isinstance(where, int) else str(where)
+    return Path(os.path.realpath(path))
+
+
+def _is_in_memory(args: tuple[object, ...], named: Mapping[str, object]) -> bool:
+    """Whether a call is for an extent in memory, beside the index."""
+    return bool(args) and "blocks" in _place(args, named).parts
 
 
 def _caller() -> str:
