@@ -6,6 +6,7 @@ failing one: call ``endurance_left`` in a thread of its own.
 """
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -22,6 +23,10 @@ _TRIPS: Final = 400
 _UNCOUNTED: Final = 50
 _SYSCTL: Final = "/proc/sys"
 _CPU_PRESSURE: Final = "/proc/pressure/cpu"
+_MEMORY_PRESSURE: Final = "/proc/pressure/memory"
+#: That of this process's group, which has limits of its own (cgroup-v2.rst, memory.pressure).
+_GROUP_OF_US: Final = "/proc/self/cgroup"
+_GROUP_PRESSURE: Final = "/sys/fs/cgroup{group}/memory.pressure"
 #: Of the time; a machine with a few more tasks than cores has half of it.
 _SHORT_SHARE: Final = 0.75
 #: For how long a request to a FUSE server may take, in s (0: no limit); since Linux 6.15. Over it
@@ -113,6 +118,29 @@ def is_short_of_cpu() -> bool:
             return parse_pressure(file.readline()) >= _SHORT_SHARE
     except (OSError, ValueError):
         return False
+
+
+def memory_pressure() -> float:
+    """Return the share of the last ten seconds (0-1) in which something waited for memory.
+
+    On the machine, or in this process's group, whichever is more; 0 if it cannot be told.
+    """
+    found = [0.0]
+    for path in (_MEMORY_PRESSURE, _GROUP_PRESSURE.format(group=_unified_group())):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            found.append(parse_pressure(file.readline()))
+    return max(found)
+
+
+@functools.cache
+def _unified_group() -> str:
+    """Return the path of this process's group in the unified hierarchy; empty: it has none."""
+    try:
+        with open(_GROUP_OF_US, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    return next((line[3:].rstrip("/") for line in lines if line.startswith("0::")), "")
 
 
 def parse_pressure(line: str) -> float:

@@ -75,3 +75,33 @@ def test_a_device_that_lies_on_itself_is_looked_through_so_many_times(
     (tmp_path / "7:0" / "slaves" / "loop0" / "dev").write_text("259:0\n")
     (tmp_path / "259:0").mkdir()
     assert hardware.drives_below(os.makedev(7, 0)) == ["259:0"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "group", "worst"),
+    [("12.50", "3.00", 0.125), ("0.00", "40.00", 0.4), (None, "40.00", 0.4), (None, None, 0.0)],
+)
+def test_memory_waits_are_those_of_the_machine_or_of_the_group(
+    machine: str | None,
+    group: str | None,
+    worst: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "group").mkdir()
+    for said, path in ((machine, tmp_path / "machine"), (group, tmp_path / "group" / "pressure")):
+        if said is not None:
+            path.write_text(f"some avg10={said} avg60=0.00 avg300=0.00 total=7\nfull avg10=9.00\n")
+    (tmp_path / "cgroup").write_text("3:cpu:/other\n0::/group\n")
+    monkeypatch.setattr(hardware, "_MEMORY_PRESSURE", str(tmp_path / "machine"))
+    monkeypatch.setattr(hardware, "_GROUP_OF_US", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(hardware, "_GROUP_PRESSURE", f"{tmp_path}{{group}}/pressure")
+    hardware._unified_group.cache_clear()
+    try:
+        assert hardware.memory_pressure() == worst
+    finally:
+        hardware._unified_group.cache_clear()
+
+
+def test_what_this_machine_says_of_memory_is_a_share() -> None:
+    assert 0 <= hardware.memory_pressure() <= 1

@@ -188,3 +188,17 @@ def test_leases_that_fill_memory_move_and_none_is_lost(pool: Host) -> None:
         pool.store.tick()
         pool.store.drain()
     assert tree(pool.store) == paths(count)
+
+
+def test_scarce_memory_is_given_back_and_taken_again(pool: Host) -> None:
+    for at in range(8):
+        publish(pool, b"%d" % at, content(at))
+    before = pool.store.memory_bytes
+    pool.store.let_memory_be(0.5, seconds=1)
+    assert pool.store.memory_bytes <= before // 2
+    pool.store.let_memory_be(0.5, seconds=12)
+    assert not pool.store.in_memory
+    assert publish(pool, b"new", content(8)) not in pool.store.in_memory
+    pool.store.let_memory_be(0.0, seconds=60)
+    assert publish(pool, b"newer", content(9)) in pool.store.in_memory
+    assert_exact(pool)

@@ -6,6 +6,7 @@ What may not be evicted then, a lease or a pin say, moves. A stop leaves nothing
 """
 
 import math
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -14,6 +15,7 @@ from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.moves import Moves
 from kvfs.engine.eviction.reclaim import CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import look_at
+from kvfs.machine.hardware import memory_pressure
 from kvfs.pool.open.probation import Probation
 from kvfs.pool.pool import Pool
 from kvfs.storage.memory_files import MemoryFiles
@@ -24,6 +26,8 @@ _PROVEN_TOUCHES: Final = 2
 _LOOKS_A_TICK: Final = 1024
 #: The share of the room that is kept free ahead of drafts: a quarter of a second's.
 _FREE_SHARE: Final = 1 / 8
+#: The room follows what the machine has, so often.
+_ADAPTS_S: Final = 1.0
 #: How often a stop tries again to move what somebody uses.
 _ROUNDS_AT_STOP: Final = 3
 
@@ -31,8 +35,13 @@ _ROUNDS_AT_STOP: Final = 3
 class ProbationEnds:
     """Ends the probation of the blocks of one pool."""
 
-    def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
+    def __init__(
+        self, pool: Pool, reclaim: Reclaim, pressure: Callable[[], float] = memory_pressure
+    ) -> None:
+        """*pressure* returns for which share of the time something waits for memory."""
         self._pool = pool
+        self._pressure = pressure
+        self._adapted_s = -math.inf
         #: None: nothing is in memory, and nothing comes.
         self._probation: Final = pool.open.probation
         self._reclaim = reclaim
@@ -46,6 +55,9 @@ class ProbationEnds:
         """Let what is proven move, and keep room for drafts. Raises NoSpace, OSError."""
         if self._probation is not None:
             self._probation.count_drafts()
+            if now_s - self._adapted_s >= _ADAPTS_S:
+                self._adapted_s = now_s
+                self._probation.room.adapt(self._pressure(), self._probation.memory.held_bytes)
             self._prove(self._probation.memory)
             self._make_room(self._probation)
             self.moves.run_due(now_s)
@@ -63,7 +75,7 @@ class ProbationEnds:
 
     def _make_room(self, probation: Probation) -> None:
         """Evict what came first, or move it, until enough is free for the next drafts."""
-        wanted_bytes = int(_FREE_SHARE * probation.capacity_bytes) - probation.free_bytes
+        wanted_bytes = int(_FREE_SHARE * probation.room.size_bytes) - probation.free_bytes
         if wanted_bytes <= 0:
             return
         going: list[InodeNo] = []
@@ -76,7 +88,7 @@ class ProbationEnds:
                 wanted_bytes -= probation.memory.bytes_of(ino)
                 continue
             found = look_at(self._pool, ino)
-            if found.record is None or not probation.capacity_bytes:
+            if found.record is None or not probation.room.most_bytes:
                 self.moves.order(ino)
             elif not found.used:
                 going.append(ino)

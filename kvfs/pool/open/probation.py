@@ -22,6 +22,31 @@ from kvfs.storage.memory_files import MemoryFiles
 
 #: The share of the capacity that a draft may take: of larger ones too few could prove anything.
 _DRAFT_SHARE: Final = 1 / 8
+#: Something waited for memory for this share of the time: the room is halved each second. Long
+#: before that becomes 60 % for all, at which systemd-oomd(8) kills by default.
+_SCARCE_SHARE: Final = 0.1
+#: Below this share of the time it grows again, from nothing to all of it in so many seconds.
+_PLENTY_SHARE: Final = 0.01
+_GROWS_S: Final = 60
+
+
+class MemoryRoom:
+    """The room, between nothing and *most_bytes*."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes: Final = most_bytes
+        self.size_bytes = most_bytes
+
+    def adapt(self, waited_share: float, held_bytes: int) -> None:
+        """Change the room; called once a second.
+
+        *waited_share* (0-1): how long something waited for memory. *held_bytes*: what is taken.
+        """
+        if waited_share >= _SCARCE_SHARE:
+            self.size_bytes = min(self.size_bytes, held_bytes) // 2
+        elif waited_share < _PLENTY_SHARE:
+            grown_bytes = self.size_bytes + max(1, self.most_bytes // _GROWS_S)
+            self.size_bytes = min(self.most_bytes, grown_bytes)
 
 
 class Probation:
@@ -43,7 +68,7 @@ class Probation:
         Raises OSError.
         """
         self.memory: Final = memory
-        self.capacity_bytes: Final = capacity_bytes
+        self.room: Final = MemoryRoom(capacity_bytes)
         self._extents = extents
         self._numbers = numbers
         self._background = background
@@ -60,7 +85,7 @@ class Probation:
     @property
     def free_bytes(self) -> int:
         """The room that is left, below 0 if drafts took more than they were given."""
-        return self.capacity_bytes - self.memory.held_bytes
+        return self.room.size_bytes - self.memory.held_bytes
 
     def give_out(
         self, size_bytes: int, drive: PoolDrive, require_space: Callable[[int, PoolDrive], None]
@@ -78,7 +103,7 @@ class Probation:
 
     def _admits(self, size_bytes: int) -> bool:
         """Whether a draft of *size_bytes* may come; 0: its size is not known."""
-        if not 0 < size_bytes <= self.capacity_bytes * _DRAFT_SHARE:
+        if not 0 < size_bytes <= self.room.most_bytes * _DRAFT_SHARE:
             return False
         fits = size_bytes <= self.free_bytes
         self.refused += not fits

@@ -77,6 +77,15 @@ class Course:
             self.engine.probation_ends.moves.run_due(float("inf"))
             self.engine.pool.background.drain()
 
+    def let_memory_be(self, waited_share: float, seconds: int) -> None:
+        """Let so many *seconds* pass in which something waited for memory for such a share."""
+        ends = self.engine.probation_ends
+        ends._pressure = lambda: waited_share
+        for _ in range(seconds):
+            ends._adapted_s = float("-inf")
+            self.engine.run_due()
+            self.engine.pool.background.drain()
+
     def copy_only(self, ino: InodeNo, *, counts: bool = False) -> None:
         """Copy *ino*, which is in memory, as a server does that is killed then.
 
