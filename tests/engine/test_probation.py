@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvfs.core.drives import Numbering
 from kvfs.core.types import ROOT_INODE
+from tests.support.clients.stepping import until
+from tests.support.store.loop_guard import LoopGuard
 from tests.support.store.probation_host import (
     ROOM_BYTES,
     SIZE_BYTES,
@@ -20,6 +23,7 @@ from tests.support.store.stores import (
     assert_exact,
     assert_no_strays,
     get,
+    host,
     put,
     settle,
     tree,
@@ -202,3 +206,31 @@ def test_scarce_memory_is_given_back_and_taken_again(pool: Host) -> None:
     pool.store.let_memory_be(0.0, seconds=60)
     assert publish(pool, b"newer", content(9)) in pool.store.in_memory
     assert_exact(pool)
+
+
+def test_a_drive_that_fails_takes_its_blocks_out_of_memory() -> None:
+    guard = LoopGuard()
+    with host(others_bytes=[64 * MIB]) as made:
+        made.probation_bytes = ROOM_BYTES
+        store = made.start(guard)
+        put(store, ROOT_INODE, b"first", content(99))
+        inos = [publish(made, b"%d" % at, content(at)) for at in range(6)]
+        lost = {ino for ino in store.in_memory if Numbering(2).drive(ino) == 1}
+        kept = store.in_memory - lost
+        assert lost
+        assert kept
+        with guard.failing("check_alive", below=made.drives[1]):
+            until(lambda: drops_all(made), "all rows are gone")
+            assert store.in_memory == kept
+            assert store.memory_bytes == len(kept) * SIZE_BYTES
+            assert not [ino for ino in lost if made.in_memory(ino).exists()]
+            for at, ino in enumerate(inos):
+                if ino in kept:
+                    assert get(store, ROOT_INODE, b"%d" % at) == content(at)
+
+
+def drops_all(pool: Host) -> bool:
+    """Let a tick pass; return whether a drive has failed, and no row of it is left."""
+    pool.store.tick()
+    pool.store.run_all()
+    return "failed" in pool.store.drive_states and pool.store.drives_going == 0

@@ -343,6 +343,8 @@ class Identities:
         self._withdrawing.pop(ino, None)
         drive = self._drives.of(ino)
         if drive.has_failed:
+            if self._is_in_memory(ino):
+                self._extents.unlink(ino)  # its threads may never come to it
             return
         if stat.S_ISREG(record.mode):
             remove = functools.partial(self._extents.unlink, ino)
