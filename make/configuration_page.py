@@ -44,7 +44,7 @@ weight = 3
 ```
 
 - A flag of `kvfs mount` goes over the file: `--capacity`, `--fsync`, `--data-path`, `--guard`,
-  `-o uid=1000,gid=1000,mode=0755`, and `--set NAME=VALUE` for every setting.
+  `--all-drives`, `-o uid=1000,gid=1000,mode=0755`, and `--set NAME=VALUE` for every setting.
 - In fstab each setting is an option: `capacity_bytes=500G`.
 - `kvfs mount --print-settings` shows what is in force, and why each default is what it is. The page
   `man kvfs.conf` tells the same.
@@ -91,6 +91,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         "gid": Words("group of the root directory", "the same"),
         "mode": Words("mode of the root directory", "the same"),
         "read_only": Words("nothing can be stored", "to look at a pool without changing it"),
+        "all_drives": Words(
+            "a pool of several drives is mounted only if all are there (`--all-drives`)",
+            "to mend a drive that is missing before its blocks are misses",
+        ),
         "guard": Words(
             "the bare mountpoint takes no files while nothing is mounted (`chattr +i`)",
             "set it on hosts that serve; the systemd unit does",

@@ -87,7 +87,7 @@ def run(
     """
     group_id(settings.control_group)  # a wrong one fails before anything is touched
     with contextlib.ExitStack() as stack:
-        of, device = succession.begin(held, settings)
+        of, device = succession.begin(held, settings, remark)
         stack.enter_context(device)
         port = open_port(device, settings, of, progress)
         store = port.store

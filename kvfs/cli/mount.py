@@ -35,6 +35,7 @@ _FLAGS: Final = (
     "log_file",
     "log_level",
     "guard",
+    "all_drives",
 )
 _MOUNT_OPTIONS: Final = ("uid", "gid", "mode")
 
@@ -78,6 +79,11 @@ def configure(subparsers: "Subparsers") -> None:
         "--guard",
         action=argparse.BooleanOptionalAction,
         help="let nothing be stored in MOUNTPOINT while nothing is mounted there (chattr +i)",
+    )
+    parser.add_argument(
+        "--all-drives",
+        action=argparse.BooleanOptionalAction,
+        help="do not serve while a drive of the pool is missing",
     )
     parser.add_argument(
         "--set",

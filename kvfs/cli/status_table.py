@@ -42,6 +42,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Space": {
         "capacity_bytes": "capacity",
         "drives": "drives",
+        "missing_drives": "missing or failed drives",
         "usable_bytes": "usable for blocks",
         "used_bytes": "used",
         "free_bytes": "free",

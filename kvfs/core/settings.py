@@ -77,6 +77,9 @@ class Settings:
         "members may ask for the status",
     )
     read_only: bool = setting(False, "a read-only cache is useful for inspection only")
+    all_drives: bool = setting(
+        False, "a pool serves without a drive that is missing: what that held are misses"
+    )
     guard: bool = setting(False, "a tried mount leaves its mountpoint as it was; on in the unit")
     fsync: str = setting(
         "relaxed",

@@ -81,9 +81,13 @@ def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
 
 
 class DeviceState(StrEnum):
-    """How a device answers a small read, by the time that it takes (pool/space/device_probe.py)."""
+    """How a device answers a small read, by the time that it takes (pool/space/device_probe.py).
+
+    One that is missing was not there at the start.
+    """
 
     SERVING = "serving"
     SLOW = "slow"
     SILENT = "silent"
+    MISSING = "missing"
     FAILED = "failed"

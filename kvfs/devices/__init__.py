@@ -2,13 +2,12 @@
 
 from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
 from kvfs.devices.image import new_image_notes
+from kvfs.devices.open_pool import open_drives, open_source
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.source import (
     destroy_source,
     format_drives,
     format_source,
-    open_drives,
-    open_source,
     recognise,
     wait_released,
 )

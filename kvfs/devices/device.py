@@ -125,6 +125,9 @@ class Device:
         self.index_id = f"{header.uuid} {superblock} {os.fstat(pool_fd).st_ino}"
         #: The pool's other drives, by their numbers from 1 on.
         self.more: tuple[Device, ...] = ()
+        #: Why this drive of a pool of several is missing, and has a stand-in here (stand_in.py);
+        #: empty if it is there.
+        self.why_missing = ""
         #: Whether clients of a dead mount still have files on it open.
         self.outlived = False
         #: Whether its file system was cut off before this open: unsynced writes may be lost.
@@ -141,19 +144,22 @@ class Device:
         """Make *others*, by number, the further drives of this one's pool; they close with it.
 
         *capacity_bytes* is that of the whole pool, in place of what its headers say: each drive has
-        the part of it that it can hold of the whole. Raises UsageError if that is too much.
+        the part of it that it can hold of the whole. A missing one counts there as one that holds
+        what the others do on average. Raises UsageError if that is too much.
         """
         drives = (self, *others)
         usable_bytes = sum(drive.usable_bytes for drive in drives)
         sizes_bytes = [drive.capacity_bytes for drive in drives]
         if capacity_bytes is not None:
-            if capacity_bytes > usable_bytes:
+            here = sum(not drive.why_missing for drive in drives)
+            whole_bytes = usable_bytes * len(drives) // here
+            if capacity_bytes > whole_bytes:
                 raise UsageError(
                     f"{listed(drive.source for drive in drives)}: capacity "
-                    f"{format_size(capacity_bytes)} is more than the {format_size(usable_bytes)} "
+                    f"{format_size(capacity_bytes)} is more than the {format_size(whole_bytes)} "
                     "that can hold blocks"
                 )
-            sizes_bytes = [capacity_bytes * drive.usable_bytes // usable_bytes for drive in drives]
+            sizes_bytes = [capacity_bytes * drive.usable_bytes // whole_bytes for drive in drives]
         self.more = tuple(others)
         self.usable_bytes, self.capacities_bytes = usable_bytes, tuple(sizes_bytes)
         self.capacity_bytes = sum(sizes_bytes)
@@ -161,9 +167,15 @@ class Device:
         self.outlived = any(drive.outlived for drive in drives)
 
     @property
+    def missing(self) -> "tuple[Device, ...]":
+        """What stands in for the drives that the pool lacks."""
+        return tuple(other for other in self.more if other.why_missing)
+
+    @property
     def sources(self) -> str:
         """Where the drives of the pool are, by number: as SOURCE of a command names them."""
-        return listed((self.source, *(other.source for other in self.more)))
+        there = (other.source for other in self.more if not other.why_missing)
+        return listed((self.source, *there))
 
     @property
     def pool_fds(self) -> tuple[int, ...]:
@@ -172,18 +184,22 @@ class Device:
 
     @property
     def run_places(self) -> tuple[RunPlace, ...]:
-        """Where a RUN of the pool is: on each of its drives."""
+        """Where a RUN of the pool is: on each of its drives that is there."""
         return tuple(
             RunPlace(DriveNo(number), one.pool_fd, one.of_its_own[1])
             for number, one in enumerate((self, *self.more))
+            if not one.why_missing
         )
 
     def total_bytes(self) -> int:
         """Return the size of the file systems that hold the pool. Raises OSError."""
-        return sum(space.f_blocks * space.f_frsize for space in map(os.fstatvfs, self.pool_fds))
+        there = [one.pool_fd for one in (self, *self.more) if not one.why_missing]
+        return sum(space.f_blocks * space.f_frsize for space in map(os.fstatvfs, there))
 
     def free_bytes(self) -> int:
         """Return what can still be allocated on this drive, less what is left to others there."""
+        if self.why_missing:
+            return 0
         space = os.fstatvfs(self.pool_fd)
         return max(0, space.f_bavail * space.f_frsize - self.reserved_bytes)
 

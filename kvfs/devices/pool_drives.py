@@ -6,11 +6,11 @@ that was not named can be found as any other file system is (blkid(8)); an image
 
 import os
 import stat
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
-from kvfs.core.errors import SourceBusy, SourceMissing, UsageError
-from kvfs.core.types import FIRST_DRIVE
+from kvfs.core.errors import CommandError, SourceBusy, SourceMissing, UsageError
+from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices.device import Device, SourceKind
 from kvfs.devices.pool_files import PoolHeader
 from kvfs.devices.probe import device_with
@@ -104,26 +104,48 @@ def refuse_other_pool(sources: tuple[str, str], headers: tuple[PoolHeader, PoolH
         raise UsageError(f"{sources[1]} is of another pool than {sources[0]}")
 
 
-def others_of(given: Sequence[Device]) -> list[str]:
-    """Return the devices of the drives that a pool has beside *given*; all must be there.
+def others_of(given: Sequence[Device]) -> dict[DriveNo, str]:
+    """Return the drives that a pool has beside *given*, and the device of each; "": not found.
 
-    Raises SourceMissing, ToolMissing, SourceDamaged.
+    Raises ToolMissing, SourceDamaged.
     """
     several = given[0].header.several
-    if several is None:
-        return []
     here = {device.header.drive for device in given}
-    wanted = [(at, uuid) for at, uuid in enumerate(several.drives) if at not in here]
-    places = {uuid: device_with(uuid) for _, uuid in wanted}
-    missing = [f"drive {at} (UUID {uuid})" for at, uuid in wanted if not places[uuid]]
-    if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        raise SourceMissing(
-            f"{given[0].source} is drive {several.drive} of a pool of {len(several.drives)}, and "
-            f"{', '.join(missing[:_SHOWN])}{more} cannot be found",
-            "name the sources of all its drives",
-        )
-    return [places[uuid] for _, uuid in wanted]
+    drives = enumerate(several.drives if several is not None else ())
+    return {DriveNo(at): device_with(uuid) for at, uuid in drives if at not in here}
+
+
+class Unusable(NamedTuple):
+    """Sources that could not be opened, and why: they may be drives that a pool lacks."""
+
+    found: dict[str, CommandError]
+
+    def why(self, drives: Sequence[DriveNo]) -> dict[DriveNo, tuple[str, str]]:
+        """Return the source of each of *drives*, which are missing, and why it is missing.
+
+        Nothing of a source that cannot be opened tells which drive it is. So it is known if one is
+        missing. Raises what kept a source from being opened that is none of the drives.
+        """
+        if len(self.found) > len(drives):
+            raise next(iter(self.found.values()))
+        reasons = "; ".join(error.found for error in self.found.values())
+        reasons = reasons or "no device has this UUID"
+        source = next(iter(self.found)) if len(drives) == len(self.found) == 1 else ""
+        return dict.fromkeys(drives, (source, reasons))
+
+
+def refuse_missing(first: Device, why: Mapping[DriveNo, tuple[str, str]]) -> None:
+    """Raise SourceMissing: *first*'s pool lacks the drives that *why* has the reasons for."""
+    several = first.header.several
+    assert several is not None, "a pool of one drive lacks none"
+    missing = [f"drive {at} (UUID {several.drives[at]})" for at in why]
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    reason = next(reason for _, reason in why.values())
+    raise SourceMissing(
+        f"{first.source} is drive {several.drive} of a pool of {len(several.drives)}, and "
+        f"{', '.join(missing[:_SHOWN])}{more} cannot be found: {reason}",
+        "name the sources of all its drives",
+    )
 
 
 def refuse_part(sources: Sequence[str], headers: Sequence[PoolHeader | None]) -> None:

@@ -7,14 +7,12 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import (
     CommandError,
-    SourceBlank,
     SourceBusy,
-    SourceDamaged,
     SourceMissing,
     UsageError,
 )
@@ -23,15 +21,16 @@ from kvfs.core.sizes import format_size
 from kvfs.core.source_list import sources_of
 from kvfs.core.types import CAPACITY_MIN_BYTES, FIRST_DRIVE
 from kvfs.devices import block, busy, directory, image
-from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
-from kvfs.devices.pool_drives import in_order, others_of, refuse_part, refuse_twice, refuse_unlike
-from kvfs.devices.pool_files import PoolHeader, new_headers, write_errors
-from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
-from kvfs.devices.xfs_tools import forget_cut_off
-from kvfs.storage.run_state import distrust_index, read_pool_run
-from kvfs.storage.syscalls import Syscalls
+from kvfs.devices.device import DirectoryReserve, Fill, SourceKind
+from kvfs.devices.pool_drives import (
+    refuse_part,
+    refuse_twice,
+    refuse_unlike,
+)
+from kvfs.devices.pool_files import PoolHeader, new_headers
 
-_RESERVE: Final = DirectoryReserve()
+#: What a directory source leaves to others, if nothing else is said.
+RESERVE: Final = DirectoryReserve()
 #: The kernel sends no event when a claim or lock ends, except to those that block on it.
 _POLL_S: Final = 0.005
 #: Each try that fails searches all processes for the user of the source, so tries become rarer.
@@ -50,9 +49,6 @@ _HEADERS: Final[Mapping[SourceKind, Callable[[str], PoolHeader | None]]] = {
     "image": image.header_of,
     "directory": directory.header_of,
 }
-_OPENS: Final = {"block": block.open_block, "image": image.open_image}
-#: How often the file system of a dead mount may end just before it is joined.
-_JOINS_MAX: Final = 3
 
 
 def recognise(source: str) -> SourceKind:
@@ -119,7 +115,7 @@ def format_source(
     size_bytes: int | None = None,
     capacity_bytes: int | None = None,
     force: bool = False,
-    reserve: DirectoryReserve = _RESERVE,
+    reserve: DirectoryReserve = RESERVE,
 ) -> PoolHeader:
     """Make a pool of *source*, which may list several drives; return the header of the first.
 
@@ -143,7 +139,7 @@ def format_drives(
     size_bytes: int | None = None,
     capacity_bytes: int | None = None,
     force: bool = False,
-    reserve: DirectoryReserve = _RESERVE,
+    reserve: DirectoryReserve = RESERVE,
 ) -> list[PoolHeader]:
     """Make one pool of *sources*; *fill* writes index and inode numbers into each new directory.
 
@@ -155,7 +151,7 @@ def format_drives(
     """
     part_bytes = None if capacity_bytes is None else capacity_bytes // len(sources)
     may_create = not (size_bytes is None and part_bytes is None)
-    kinds = [_kind_to_be(source, may_create=may_create) for source in sources]
+    kinds = [kind_to_be(source, may_create=may_create) for source in sources]
     for source, kind in zip(sources, kinds, strict=True):
         _refuse_request(source, kind, size_bytes, part_bytes)
     if len(sources) > 1:
@@ -203,115 +199,6 @@ def _unmake(source: str, *, removes: bool) -> None:
     if removes:
         with contextlib.suppress(OSError):
             os.unlink(source)
-
-
-def open_source(
-    source: str,
-    *,
-    read_only: bool = False,
-    capacity_bytes: int | None = None,
-    reserve: DirectoryReserve = _RESERVE,
-) -> Device:
-    """Open the pool on *source*, which may list several drives, until the device's ``close``.
-
-    Raises what open_drives raises.
-    """
-    return open_drives(
-        sources_of(source), read_only=read_only, capacity_bytes=capacity_bytes, reserve=reserve
-    )
-
-
-def open_drives(
-    sources: Sequence[str],
-    *,
-    read_only: bool = False,
-    capacity_bytes: int | None = None,
-    reserve: DirectoryReserve = _RESERVE,
-) -> Device:
-    """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
-
-    Those of its drives that are not among them are found by their UUIDs. Returns the first drive;
-    the others close with it. *capacity_bytes* overrides what the pool was made with. Raises
-    SourceBlank if all are blank (kvfs mount then formats them, or creates the images),
-    SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing,
-    NotRoot; in that case nothing in the sources has changed.
-    """
-
-    refuse_twice(sources)
-
-    def opened(source: str) -> Device:
-        may_create = capacity_bytes is not None
-        return _open(source, read_only=read_only, may_create=may_create, reserve=reserve)
-
-    with contextlib.ExitStack() as stack:
-        found = in_order([stack.enter_context(one) for one in _open_all(sources, opened)])
-        if elsewhere := others_of(found):
-            found = in_order([*found, *(stack.enter_context(opened(at)) for at in elsewhere)])
-        first, *others = found
-        first.take_in(others, capacity_bytes)
-        _distrust_if_cut_off(first)
-        stack.pop_all()
-        return first
-
-
-def _open_all(sources: Sequence[str], opened: Callable[[str], Device]) -> Iterator[Device]:
-    """Yield the device of each source. Raises SourceBlank if all are blank, UsageError if some."""
-    blank: dict[str, SourceBlank] = {}
-    pools: list[str] = []
-    for source in sources:
-        try:
-            yield opened(source)
-        except SourceBlank as error:
-            blank[source] = error
-        else:
-            pools.append(source)
-        if blank and pools:
-            raise UsageError(
-                f"{next(iter(blank))} is blank and {pools[0]} is not: give the drives of one pool, "
-                "or blank ones alone"
-            )
-    if blank:
-        raise next(iter(blank.values()))
-
-
-def _distrust_if_cut_off(first: Device) -> None:
-    """Have the index of a pool of several drives distrusted if one of them was cut off.
-
-    An earlier start may have found it, and ended before it could say so: then it is noted.
-    """
-    lost = next((one for one in (first, *first.more) if one.cut_off), None)
-    if lost is None or not first.more:
-        return
-    syscalls = Syscalls()
-    if not first.read_only:
-        with write_errors(first.source):
-            distrust_index(first.run_places, syscalls)
-        forget_cut_off(first.epoch)
-    elif not read_pool_run(first.run_places, syscalls).clean:
-        raise SourceDamaged(
-            f"{lost.source} was cut off, and its pool was not stopped cleanly: mount it writable "
-            "once"
-        )
-
-
-def _open(source: str, *, read_only: bool, may_create: bool, reserve: DirectoryReserve) -> Device:
-    """Open one drive; raises what open_source raises."""
-    kind = _kind_to_be(source, may_create=may_create)
-    if not os.path.exists(source):
-        raise SourceBlank(f"{source} does not exist yet; kvfs mkfs makes an image file of it")
-    if kind in _OPENS:
-        for _ in range(_JOINS_MAX):
-            try:
-                return _OPENS[kind](source, read_only=read_only)
-            except LeftMeanwhile:
-                wait_released(source, joins=True)
-            except FailedButHeld as failed:
-                try:
-                    wait_released(source)
-                except SourceBusy:
-                    raise failed from None
-        raise SourceBusy(f"{source} was in use until just now; try again")
-    return directory.open_directory(source, read_only=read_only, reserve=reserve)
 
 
 def destroy_source(source: str) -> None:
@@ -371,7 +258,7 @@ def _wait_released(source: str, deadline_s: float, *, joins: bool) -> None:
         pause_s = min(2 * pause_s, _POLL_MAX_S)
 
 
-def _kind_to_be(source: str, *, may_create: bool) -> SourceKind:
+def kind_to_be(source: str, *, may_create: bool) -> SourceKind:
     """Return the kind of *source*; a missing file may become an image. Raises SourceMissing."""
     if not source:
         raise UsageError("SOURCE is empty; give a block device, an image file or a directory")

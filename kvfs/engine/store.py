@@ -135,6 +135,7 @@ class Store:
         self._fetch_ahead = FetchAhead(self.pool)
         self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
         self._index_growth = IndexGrowth(self.pool, self.allocator)
+        lost_drives.give_up_missing()
         self._chores = self._list_chores()
         #: Whether a sweep is due and has not begun.
         self._sweep_due = recovered.sweep_due
@@ -335,6 +336,7 @@ class Store:
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": kept_bytes(self.pool),
             "drives": drive_figures(self.pool),
+            "missing_drives": sum(drive.has_failed for drive in self.pool.space.drives.all),
             "usable_bytes": space.bound_bytes,
             "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
             "preallocated_bytes": space.ready_bytes,

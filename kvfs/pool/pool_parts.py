@@ -11,7 +11,7 @@ from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
 from kvfs.core.records import DriveCount
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, NO_INODE, DriveNo, InodeNo
+from kvfs.core.types import FIRST_DRIVE, NO_INODE, DeviceState, DriveNo, InodeNo
 from kvfs.devices import Device
 from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
@@ -95,7 +95,7 @@ def space_parts(
 
     *counts*: what blocks hold of each drive, by number.
     """
-    probes = _probes(device.pool_fds, settings.device_silent_s, syscalls, monotonic_s)
+    probes = _probes(device, settings.device_silent_s, syscalls, monotonic_s)
     drives = ByDrive(list(_drives(device, settings, counts, extents, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
     several = WholeSpace(lambda: [drive.space for drive in drives.all if not drive.has_failed])
@@ -125,14 +125,17 @@ def space_parts(
 
 
 def _probes(
-    pool_fds: Sequence[int], silent_s: float, syscalls: Syscalls, monotonic_s: Callable[[], float]
+    device: Device, silent_s: float, syscalls: Syscalls, monotonic_s: Callable[[], float]
 ) -> list[DeviceProbe]:
     """Return a probe for each drive, by number. Raises OSError."""
-    names = [f"drive {number}" for number in range(len(pool_fds))]
-    return [
-        DeviceProbe(pool_fd, silent_s, monotonic_s, syscalls, name=name)
-        for pool_fd, name in zip(pool_fds, names if names[1:] else ["the device"], strict=True)
-    ]
+    drives, probes = (device, *device.more), list[DeviceProbe]()
+    for number, drive in enumerate(drives):
+        name = f"drive {number}" if device.more else "the device"
+        probe = DeviceProbe(drive.pool_fd, silent_s, monotonic_s, syscalls, name=name)
+        if drive.why_missing:
+            probe.give_up(drive.why_missing, DeviceState.MISSING)
+        probes.append(probe)
+    return probes
 
 
 def _drives(
@@ -171,7 +174,7 @@ def _free_bytes(source: Device, number: int, extents: Extents) -> int:
 
 def _capacities_bytes(device: Device, settings: Settings) -> list[int]:
     """Return what each drive may hold: of a capacity that is set, the part that is its own."""
-    if not settings.capacity_bytes:
+    if not settings.capacity_bytes or device.missing:
         return list(device.capacities_bytes)
     whole_bytes = device.capacity_bytes
     return [settings.capacity_bytes * each // whole_bytes for each in device.capacities_bytes]

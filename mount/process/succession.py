@@ -7,13 +7,15 @@ server does not mount. ``fuse`` is handed to the supervisor last: no server take
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
+from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices import Device, DirectoryReserve, open_source
 from kvfs.devices.device import Noted, inherit_device, noted_device
+from kvfs.devices.stand_in import stand_in
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import (
     Notes,
@@ -22,6 +24,7 @@ from kvfs.storage.outliving import (
     empty_undurable,
     undurable_rows_max,
 )
+from kvfs.storage.syscalls import Syscalls
 
 _DEVICE_FILE: Final = "fuse"
 _POOL: Final = "pool"
@@ -60,12 +63,30 @@ class Succession(NamedTuple):
         return self.device is not None
 
 
-def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
-    """Take over what the last server left, or else open the pool. Raises CommandError."""
+def begin(
+    held: HeldFiles, settings: Settings, remark: Callable[[str], None]
+) -> tuple[Succession, Device]:
+    """Take over what the last server left, or else open the pool. Raises CommandError.
+
+    *remark* takes a line for each drive that is missing.
+    """
     if held.given:
         of = _take_over(held, settings)
         assert of.device is not None, "it was left"
-        return of, of.device
+        device = of.device
+    else:
+        of, device = _open(settings)
+    for missing in device.missing:
+        number, uuid = missing.header.drive, missing.uuid
+        remark(
+            f"drive {number} (UUID {uuid}) is missing: {missing.why_missing}; its blocks are "
+            "misses. Mount again with it, and it gets new ones"
+        )
+    return of, device
+
+
+def _open(settings: Settings) -> tuple[Succession, Device]:
+    """Open the pool for a first server. Raises CommandError."""
     device = open_source(
         settings.source,
         read_only=settings.read_only,
@@ -73,15 +94,16 @@ def begin(held: HeldFiles, settings: Settings) -> tuple[Succession, Device]:
         reserve=DirectoryReserve(
             settings.directory_reserve_share, settings.directory_reserve_bytes
         ),
+        all_drives=settings.all_drives,
     )
     try:
-        return _begin(settings), device
+        return _tables(settings), device
     except BaseException:
         device.close()
         raise
 
 
-def _begin(settings: Settings) -> Succession:
+def _tables(settings: Settings) -> Succession:
     """Make the tables that a first server will leave to the next. Raises OSError."""
     handles_fd = os.memfd_create("kvfs-handles", os.MFD_CLOEXEC)
     outliving = Outliving.fresh(undurable_rows_max(settings))
@@ -98,15 +120,16 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     note = outliving.notes.get(_DEVICE_NOTE)
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
-    notes = [note, *(outliving.notes.get(_MORE_NOTE) or ())]
-    first, *others = (_inherited(given, drive, one) for drive, one in enumerate(notes))
+    first = _inherited(given, FIRST_DRIVE, note)
+    more = enumerate(outliving.notes.get(_MORE_NOTE) or (), 1)
+    others = [_inherited_if_usable(given, first, DriveNo(drive), one) for drive, one in more]
     first.take_in(others, settings.capacity_bytes)
     return Succession(
         outliving, given[_HANDLES], given[_DEVICE_FILE], given.get(_ABORT_FILE, -1), first
     )
 
 
-def _inherited(given: Mapping[str, int], drive: int, note: Noted) -> Device:
+def _inherited(given: Mapping[str, int], drive: DriveNo, note: Noted) -> Device:
     """Return a drive that the last server left. Raises ServeFailed, SourceForeign."""
     prefix = _DRIVE.format(drive) if drive else ""
     if (pool_fd := given.get(f"{prefix}{_POOL}")) is None:
@@ -114,6 +137,26 @@ def _inherited(given: Mapping[str, int], drive: int, note: Noted) -> Device:
     claim = f"{prefix}{_CLAIM}"
     claims = [fd for name, fd in sorted(given.items()) if name.startswith(claim)]
     return inherit_device(note, pool_fd, claims)
+
+
+def _inherited_if_usable(
+    given: Mapping[str, int], first: Device, drive: DriveNo, note: Noted
+) -> Device:
+    """Return *drive*, which is not the *first*, or a stand-in if it failed or was missing.
+
+    What the supervisor holds of one that failed stays open as long as the mount, as clients may
+    have its files open. Raises ServeFailed, SourceForeign, SourceDamaged.
+    """
+    source = note[1]
+    pool_fd = given.get(f"{_DRIVE.format(drive)}{_POOL}")
+    if pool_fd is None:
+        return stand_in(first, drive, "it was missing when the pool was mounted", source=source)
+    try:
+        Syscalls().check_alive(pool_fd)
+    except OSError as error:
+        why = f"its file system has failed: {error.strerror}"
+        return stand_in(first, drive, why, source=source)
+    return _inherited(given, drive, note)
 
 
 def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
@@ -142,6 +185,8 @@ def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None
     if device.more:
         of.notes.put(_MORE_NOTE, tuple(map(noted_device, device.more)))
     for drive, one in enumerate((device, *device.more)):
+        if one.why_missing:
+            continue  # the next server makes a stand-in of its own
         prefix = _DRIVE.format(drive) if drive else ""
         for number, fd in enumerate(one.held_fds):
             held.hold(f"{prefix}{_CLAIM}{number}", fd)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import Device, destroy_source, open_source, wait_released, xfs
+from kvfs.devices import Device, destroy_source, open_pool, open_source, wait_released, xfs
 from kvfs.devices import source as source_module
 from kvfs.devices.busy import Outlived, outlived
 from kvfs.devices.xfs import LeftMeanwhile
@@ -160,8 +160,8 @@ def test_who_finds_it_left_meanwhile_tries_so_many_times(
         tries.append(path)
         raise LeftMeanwhile(path)
 
-    monkeypatch.setattr(source_module, "_OPENS", {"image": left})
-    monkeypatch.setattr(source_module, "wait_released", lambda *_, **__: None)
+    monkeypatch.setattr(open_pool, "_OPENS", {"image": left})
+    monkeypatch.setattr(open_pool, "wait_released", lambda *_, **__: None)
     image = tmp_path / "image"
     image.write_bytes(bytes(4096))
     with pytest.raises(SourceBusy, match="in use until just now"):

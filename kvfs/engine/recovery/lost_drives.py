@@ -1,4 +1,4 @@
-"""Drives that have failed: what they held are misses at once, and their rows go in batches.
+"""Drives that failed or are missing: what they held are misses at once; rows go in batches.
 
 The pool serves on without them, as long as one is left. A lookup of a block that was there takes
 its row away, and finds a miss. All other rows go beside the requests, some at a time; the kernel is
@@ -94,13 +94,23 @@ class LostDrives:
 
     def give_up(self, drive: PoolDrive, why: str) -> None:
         """Use *drive* no more, which has failed because of *why*."""
-        pool = self._pool
         _log.critical("drive %d has failed: %s; its blocks are misses", drive.number, why)
         drive.probe.give_up(why)
+        self._go_on_without(drive)
+
+    def give_up_missing(self) -> None:
+        """Use the drives no more that the pool lacks since its start."""
+        for device in self._pool.device.missing:
+            self._go_on_without(self._pool.space.drives.all[device.header.drive])
+
+    def _go_on_without(self, drive: PoolDrive) -> None:
+        pool = self._pool
         pool.extents.lost.add(drive.number)
         pool.numbers.give_up(drive.number)
         pool.durable.identities.attributes.give_up(drive.number)
         pool.open.ready.on(drive).give_up()
+        if pool.settings.read_only:
+            return  # no row may go: an open of such a block finds that its extent is not there
         self._names.begin(drive)
         if len(self._names.going) == 1:
             self._begin()

@@ -258,7 +258,10 @@ def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> 
         if root is None or not stat.S_ISDIR(root.mode):
             raise IndexDamaged("index: it has no root directory")
         # Then INODES is another pool's, or older than the index: its next numbers are in use.
-        for end in numbers.with_serial(numbers.first):
+        # Not those of a drive that is missing: its own INODES tells of them.
+        missing = {one.header.drive for one in device.missing}
+        ends = enumerate(numbers.with_serial(numbers.first))
+        for end in (end for drive, end in ends if drive not in missing):
             rows = next(index.walk(INODE_PREFIX, 1, after=inode_key(InodeNo(end - 1))), [])
             if any(numbers.is_new(ino) for ino, _ in parse_inodes(rows)):
                 raise IndexDamaged(f"INODES: not behind {numbers.first:#x}, which the index knows")

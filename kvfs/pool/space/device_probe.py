@@ -74,6 +74,8 @@ class DeviceProbe:
         self.took_s = 0.0
         #: Why the drive can never be used again; empty while it can.
         self.why_failed = ""
+        #: What it is then.
+        self._ended_as = DeviceState.FAILED
         #: Whether the log says that the device is silent.
         self._told = False
 
@@ -165,13 +167,13 @@ class DeviceProbe:
         """Whether new blocks may be put there: it is not slow or failed, nor seems silent."""
         return not (self.is_slow or self.is_suspect)
 
-    def give_up(self, why: str) -> None:
-        """Ask no more: the drive has failed, because of *why*."""
-        self.why_failed = why
+    def give_up(self, why: str, ended_as: DeviceState = DeviceState.FAILED) -> None:
+        """Ask no more: the drive has failed, or is missing, because of *why*."""
+        self.why_failed, self._ended_as = why, ended_as
 
     def _state_at(self, waited_s: float) -> DeviceState:
         if self.why_failed:
-            return DeviceState.FAILED
+            return self._ended_as
         if waited_s >= self._silent_s:
             return DeviceState.SILENT
         is_slow = max(waited_s, self.took_s) >= _SLOW_S

@@ -147,6 +147,7 @@ _LATENCY: Final = (
 
 _SPACE: Final = (
     _gauge("capacity_bytes", "capacity_bytes", "Capacity of the pool"),
+    _gauge("missing_drives", "missing_drives", "Drives that are missing or have failed"),
     _gauge("drive_capacity_bytes", "drives.*.capacity_bytes", "Of it on this drive", "drive"),
     _gauge("drive_used_bytes", "drives.*.used_bytes", "Held there by blocks", "drive"),
     _gauge("drive_blocks", "drives.*.blocks", "Blocks there", "drive"),

@@ -102,6 +102,8 @@ def test_a_repair_ends_with_0_and_says_what_it_did(
         "directories": 2,
         "quarantined": {},
         "strays": {},
+        "missing_drives": {},
+        "unchecked": 0,
     }
     assert calls == [True]
 

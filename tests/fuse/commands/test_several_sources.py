@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.errors import SourceBlank, SourceForeign, SourceMissing, UsageError
+from kvfs.core.errors import DriveMissing, SourceBlank, SourceForeign, SourceMissing, UsageError
 from tests.support.devices.loop import loop_device
 from tests.support.devices.pools import DRIVE_BYTES
 from tests.support.mounts.mounting import Mounted, own_tmpfs, run_kvfs, workplace
@@ -56,10 +56,14 @@ def test_a_part_of_a_pool_is_refused_in_one_line(drives: list[str], tmp_path: Pa
     assert (code, "--force overwrites it" in line) == (SourceForeign.exit_code, True)
     missing = told["drives"][1]["uuid"]
     log = ("--log-file", os.devnull)
-    for command in (("mount", first, str(tmp_path), *log), ("fsck", first)):
-        code, line = refused(*command)
-        assert code == SourceMissing.exit_code
-        assert f"drive 1 (UUID {missing}) cannot be found" in line
+    code, line = refused("mount", first, str(tmp_path), "--all-drives", *log)
+    assert code == SourceMissing.exit_code
+    assert f"drive 1 (UUID {missing}) cannot be found" in line
+    code, line = refused("mount", second, str(tmp_path), *log)
+    assert (code, "drive 0 (UUID" in line) == (SourceMissing.exit_code, True)
+    alone = run_kvfs("fsck", first, check=False)
+    assert alone.returncode == DriveMissing.exit_code
+    assert f"drive 1 (UUID {missing})" in alone.stdout + alone.stderr
     code, line = refused("destroy", first, "--yes")
     assert code == UsageError.exit_code
     assert "drive 0 of a pool of 2: name all of them" in line

@@ -9,35 +9,26 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.drives import Numbering
 from kvfs.core.source_list import listed, sources_of
 from kvfs.machine.mount_table import kvfs_at
 from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
-from tests.support.clients.stamped import seed_of, stamped
+from tests.support.clients.stamped import seed_of
+from tests.support.mounts.drives import DRIVES, blank_drives, drives_of, extents_of, store
 from tests.support.mounts.mounting import (
     Mounted,
     mounted_at,
-    own_tmpfs,
     run_kvfs,
     skip_without_mounts,
     workplace,
 )
 
 MIB: Final = 1 << 20
-DRIVES: Final = 3
 #: So much that nothing is evicted; and so little that it is filled soon.
 CAPACITY_BYTES: Final = DRIVES * 128 * MIB
 SMALL_BYTES: Final = DRIVES * 16 * MIB
 CLIENTS: Final = 4
 BLOCKS: Final = 40
 PIECE: Final = b"x" * 8192
-
-
-@contextlib.contextmanager
-def blank_drives() -> Iterator[list[str]]:
-    """Yield directories, each in memory of its own."""
-    with contextlib.ExitStack() as stack:
-        yield [str(stack.enter_context(own_tmpfs())) for _ in range(DRIVES)]
 
 
 @pytest.fixture(params=PATHS)
@@ -58,29 +49,6 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
         made.stop()
         killed = "starting it again"
         fail_if_any([line for line in made.errors() if killed not in line])
-
-
-def store(path: Path, name: str, size_bytes: int, seed: int) -> None:
-    """Store as a connector does."""
-    temporary = path / f"{name}.tmp"
-    temporary.write_bytes(stamped(name, size_bytes, seed))
-    temporary.rename(path / name)
-
-
-def drives_of(path: Path) -> list[int]:
-    """Return how many blocks lie on each drive, by their inode numbers."""
-    found = [0] * DRIVES
-    for entry in os.scandir(path):
-        found[Numbering(DRIVES).drive(entry.inode())] += 1
-    return found
-
-
-def extents_of(mount: Mounted) -> list[int]:
-    """Return the bytes of the extents on each drive."""
-    return [
-        sum(file.stat().st_blocks * 512 for file in (Path(drive) / "extents").glob("??/*"))
-        for drive in sources_of(mount.source)
-    ]
 
 
 def test_blocks_are_on_all_drives_and_outlive_a_remount(mount: Mounted) -> None:

@@ -1,0 +1,185 @@
+"""Opens the drives of a pool, in any order, and goes on without some that are missing."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NoReturn
+
+from kvfs.core.errors import (
+    SourceBlank,
+    SourceBusy,
+    SourceDamaged,
+    SourceMissing,
+    UsageError,
+)
+from kvfs.core.source_list import sources_of
+from kvfs.core.types import FIRST_DRIVE, DriveNo
+from kvfs.devices import block, directory, image
+from kvfs.devices.device import Device, DirectoryReserve
+from kvfs.devices.pool_drives import (
+    Unusable,
+    in_order,
+    others_of,
+    refuse_missing,
+    refuse_twice,
+)
+from kvfs.devices.pool_files import write_errors
+from kvfs.devices.source import RESERVE, kind_to_be, wait_released
+from kvfs.devices.stand_in import stand_in
+from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
+from kvfs.devices.xfs_tools import forget_cut_off
+from kvfs.storage.run_state import distrust_index, read_pool_run
+from kvfs.storage.syscalls import Syscalls
+
+_OPENS: Final = {"block": block.open_block, "image": image.open_image}
+#: How often the file system of a dead mount may end just before it is joined.
+_JOINS_MAX: Final = 3
+
+
+def open_source(
+    source: str,
+    *,
+    read_only: bool = False,
+    capacity_bytes: int | None = None,
+    reserve: DirectoryReserve = RESERVE,
+    all_drives: bool = False,
+) -> Device:
+    """Open the pool on *source*, which may list several drives, until the device's ``close``.
+
+    Raises what open_drives raises.
+    """
+    return open_drives(
+        sources_of(source),
+        read_only=read_only,
+        capacity_bytes=capacity_bytes,
+        reserve=reserve,
+        all_drives=all_drives,
+    )
+
+
+def open_drives(
+    sources: Sequence[str],
+    *,
+    read_only: bool = False,
+    capacity_bytes: int | None = None,
+    reserve: DirectoryReserve = RESERVE,
+    all_drives: bool = False,
+) -> Device:
+    """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
+
+    Those of its drives that are not among them are found by their UUIDs. Returns the first drive;
+    the others close with it. One that cannot be found or opened has a stand-in (stand_in.py),
+    unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides what the pool was
+    made with. Raises SourceBlank if all are blank (kvfs mount then formats them, or creates the
+    images), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
+    ToolMissing, NotRoot; in that case nothing in the sources has changed.
+    """
+
+    refuse_twice(sources)
+
+    def opened(source: str) -> Device:
+        may_create = capacity_bytes is not None
+        return _open(source, read_only=read_only, may_create=may_create, reserve=reserve)
+
+    unusable = Unusable({})
+    with contextlib.ExitStack() as stack:
+        found = in_order([stack.enter_context(one) for one in _open_all(sources, opened, unusable)])
+        if found[FIRST_DRIVE].header.several is None and unusable.found:
+            _refuse_mixed(found[FIRST_DRIVE].source, unusable)
+        missing: list[DriveNo] = []
+        for drive, at in others_of(found).items():
+            one = _open_if_usable(at, opened, unusable) if at else None
+            if one is None:
+                missing.append(drive)
+            else:
+                found.append(stack.enter_context(one))
+        found = in_order(found)
+        why = unusable.why(missing)
+        if why and (all_drives or FIRST_DRIVE in why):
+            refuse_missing(found[FIRST_DRIVE], why)
+        for drive, (source, reason) in why.items():
+            stands_in = stand_in(found[FIRST_DRIVE], drive, reason, source=source)
+            found.insert(drive, stack.enter_context(stands_in))
+        first, *others = found
+        first.take_in(others, capacity_bytes)
+        _distrust_if_cut_off(first)
+        stack.pop_all()
+        return first
+
+
+def _open_if_usable(
+    source: str, opened: Callable[[str], Device], unusable: Unusable
+) -> Device | None:
+    """Return the drive on *source*; None, and a reason in *unusable*, if it may be missing."""
+    try:
+        return opened(source)
+    except (SourceBlank, SourceMissing, SourceDamaged) as error:
+        unusable.found[source] = error
+        return None
+
+
+def _open_all(
+    sources: Sequence[str], opened: Callable[[str], Device], unusable: Unusable
+) -> Iterator[Device]:
+    """Yield the device of each source that can be opened. Raises SourceBlank if all are blank.
+
+    Raises what keeps one from being opened if none can.
+    """
+    is_any = False
+    for source in sources:
+        if (device := _open_if_usable(source, opened, unusable)) is not None:
+            is_any = True
+            yield device
+    if not is_any:
+        errors = list(unusable.found.values())
+        raise next((each for each in errors if not isinstance(each, SourceBlank)), errors[0])
+
+
+def _refuse_mixed(pool: str, unusable: Unusable) -> NoReturn:
+    """Raise why a source cannot be one of the drives of a pool of one, which is on *pool*."""
+    source, error = next(iter(unusable.found.items()))
+    if isinstance(error, SourceBlank):
+        raise UsageError(
+            f"{source} is blank and {pool} is not: give the drives of one pool, or blank ones alone"
+        )
+    raise error
+
+
+def _distrust_if_cut_off(first: Device) -> None:
+    """Have the index of a pool of several drives distrusted if one of them was cut off.
+
+    An earlier start may have found it, and ended before it could say so: then it is noted.
+    """
+    lost = next((one for one in (first, *first.more) if one.cut_off), None)
+    if lost is None or not first.more:
+        return
+    syscalls = Syscalls()
+    if not first.read_only:
+        with write_errors(first.source):
+            distrust_index(first.run_places, syscalls)
+        forget_cut_off(first.epoch)
+    elif not read_pool_run(first.run_places, syscalls).clean:
+        raise SourceDamaged(
+            f"{lost.source} was cut off, and its pool was not stopped cleanly: mount it writable "
+            "once"
+        )
+
+
+def _open(source: str, *, read_only: bool, may_create: bool, reserve: DirectoryReserve) -> Device:
+    """Open one drive; raises what open_source raises."""
+    kind = kind_to_be(source, may_create=may_create)
+    if not os.path.exists(source):
+        raise SourceBlank(f"{source} does not exist yet", "kvfs mkfs makes an image file of it")
+    if kind in _OPENS:
+        for _ in range(_JOINS_MAX):
+            try:
+                return _OPENS[kind](source, read_only=read_only)
+            except LeftMeanwhile:
+                wait_released(source, joins=True)
+            except FailedButHeld as failed:
+                try:
+                    wait_released(source)
+                except SourceBusy:
+                    raise failed from None
+        raise SourceBusy(f"{source} was in use until just now; try again")
+    return directory.open_directory(source, read_only=read_only, reserve=reserve)

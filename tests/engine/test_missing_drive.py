@@ -1,0 +1,267 @@
+"""A store of three drives, mounted without one of them; and the drive that comes back."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.core.drives import Numbering
+from kvfs.core.errors import NotFound, SourceMissing, UsageError
+from kvfs.core.types import ROOT_INODE, InodeNo
+from kvfs.devices import open_drives
+from tests.support.clients.stepping import until
+from tests.support.store.loop_guard import LoopGuard
+from tests.support.store.serving import Serving
+from tests.support.store.stores import (
+    MIB,
+    Host,
+    assert_exact,
+    assert_no_strays,
+    get,
+    host,
+    put,
+    settle,
+    tree,
+)
+from tests.support.store.three_drives import DRIVES, store_nine, three_drives
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+
+@pytest.fixture
+def pool() -> Iterator[Host]:
+    with three_drives(LoopGuard()) as made:
+        yield made
+
+
+class Away:
+    """Drives of a stopped pool that are taken away, and brought back."""
+
+    def __init__(self, pool: Host) -> None:
+        self._pool = pool
+
+    def _place(self, drive: int) -> Path:
+        return self._pool.drives[drive].with_suffix(".away")
+
+    def take(self, drive: int) -> None:
+        self._pool.drives[drive].rename(self._place(drive))
+
+    def bring_back(self, drive: int) -> None:
+        here = self._pool.drives[drive]
+        if here.exists():
+            here.rmdir()
+        self._place(drive).rename(here)
+
+
+def without(found: dict[int, dict[bytes, bytes]], drive: int) -> dict[bytes, object]:
+    """Return all paths that are not on *drive*."""
+    return {path: data for at in found if at != drive for path, data in found[at].items()}
+
+
+def drops_all(pool: Host) -> None:
+    """Let ticks pass until nothing is left of the blocks of drives that are missing."""
+
+    def dropped() -> bool:
+        pool.store.tick()
+        pool.store.run_all()
+        return pool.store.drives_going == 0
+
+    until(dropped, "all rows are gone")
+
+
+def drives_of(inos: list[InodeNo]) -> set[int]:
+    return set(map(Numbering(DRIVES).drive, inos))
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
+@pytest.mark.parametrize("drive", [1, 2])
+def test_without_a_drive_the_rest_is_there(pool: Host, drive: int, end: str) -> None:
+    found, away = store_nine(pool), Away(pool)
+    pool.store.sync()
+    getattr(pool, end)()
+    away.take(drive)
+    store = pool.start()
+    assert store.drive_states[drive] == "missing"
+    for path in found[drive]:
+        with pytest.raises(NotFound):
+            store.lookup(ROOT_INODE, path[1:])
+    assert tree(store) == without(found, drive)
+    drops_all(pool)
+    more = [put(store, ROOT_INODE, b"more %d" % number, b"x") for number in range(6)]
+    assert drives_of(more) == {0, 1, 2} - {drive}
+    store.sync()
+    figures = store.describe()
+    assert figures["background_failures"] == 0
+    assert figures["blocks"] == 12
+    assert figures["capacity_bytes"] == 2 * 64 * MIB
+    assert figures["drives"][str(drive)]["blocks"] == 0
+    pool.stop()
+    assert set(tree(pool.start())) == {*without(found, drive), *(b"/more %d" % n for n in range(6))}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_drive_that_comes_back_is_swept_against_the_index(
+    pool: Host, end: str, *, drops: bool
+) -> None:
+    """What was replaced, removed or looked for while it was away stays as it is without it."""
+    found, away = store_nine(pool), Away(pool)
+    last = max(pool.store.lookup(ROOT_INODE, path[1:]) for path in found[2])
+    pool.stop()
+    away.take(2)
+    store = pool.start()
+    replaced, removed, missed = (path[1:] for path in found[2])
+    put(store, ROOT_INODE, replaced, b"new")
+    with pytest.raises(NotFound):
+        store.unlink(ROOT_INODE, removed)
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, missed)
+    if drops:
+        drops_all(pool)
+    getattr(pool, end)()
+    away.bring_back(2)
+    store = pool.start()
+    kept = without(found, 2) | {b"/" + replaced: b"new"}
+    assert tree(store) == kept
+    settle(store)
+    assert not any(pool.extent(InodeNo(last)).parent.parent.glob("??/*"))
+    assert_exact(pool)
+    assert_no_strays(store)
+    more = [put(store, ROOT_INODE, b"more %d" % number, b"x") for number in range(6)]
+    assert drives_of(more) == {0, 1, 2}
+    serial = Numbering(DRIVES).serial
+    assert min(map(serial, more)) > serial(last), "no number is given out twice"
+    pool.stop()
+    assert not pool.check().problems
+
+
+def test_a_blank_drive_is_a_missing_one(pool: Host) -> None:
+    found = store_nine(pool)
+    pool.stop()
+    shutil.rmtree(pool.drives[1])
+    pool.drives[1].mkdir()
+    assert tree(pool.start()) == without(found, 1)
+    assert not any(pool.drives[1].iterdir()), "nothing is written there"
+
+
+def test_all_drives_but_the_first_may_be_missing(pool: Host) -> None:
+    found, away = store_nine(pool), Away(pool)
+    pool.stop()
+    away.take(1)
+    away.take(2)
+    store = pool.start()
+    assert tree(store) == found[0]
+    drops_all(pool)
+    put(store, ROOT_INODE, b"new", b"x")
+    assert get(store, ROOT_INODE, b"new") == b"x"
+
+
+def test_without_the_first_drive_or_if_all_are_wanted_nothing_is_opened(pool: Host) -> None:
+    store_nine(pool)
+    pool.stop()
+    away, sources = Away(pool), [*map(str, pool.drives)]
+    away.take(0)
+    with pytest.raises(SourceMissing, match=r"drive 0 \(UUID .*\) cannot be found"):
+        open_drives(sources)
+    away.bring_back(0)
+    away.take(1)
+    with pytest.raises(SourceMissing, match=r"drive 1 \(UUID .*\) cannot be found: .*No such file"):
+        open_drives(sources, all_drives=True)
+    with pytest.raises(SourceMissing, match="No such file"):
+        open_drives([*sources, str(pool.path / "other"), str(pool.path / "another")])
+
+
+def test_a_drive_of_another_pool_is_refused(pool: Host) -> None:
+    store_nine(pool)
+    pool.stop()
+    with host(others_bytes=[64 * MIB]) as other:
+        other.start()
+        other.stop()
+        with pytest.raises(UsageError, match="is of another pool than"):
+            open_drives([str(pool.drives[0]), str(other.drives[1])])
+
+
+def test_a_read_only_store_has_the_rest(pool: Host) -> None:
+    found, away = store_nine(pool), Away(pool)
+    pool.stop()
+    away.take(1)
+    store = pool.start(settings=pool.read_only())
+    for path, data in without(found, 1).items():
+        assert get(store, ROOT_INODE, path[1:]) == data
+    pool.stop()
+    away.bring_back(1)
+    assert tree(pool.start()) == without(found, -1), "nothing was given up"
+
+
+def test_while_requests_are_served_the_rest_goes_on(pool: Host) -> None:
+    found, away = store_nine(pool), Away(pool)
+    pool.stop()
+    away.take(1)
+    client = Serving(pool)
+    for path in found[1]:
+        with pytest.raises(NotFound):
+            client.get(path[1:])
+    for path, data in without(found, 1).items():
+        assert client.get(path[1:]) == data
+        client.put(b"more " + path[1:], path)
+    client.tick_until(lambda: client.store.drives_going == 0, "all rows are gone")
+    for path in without(found, 1):
+        assert client.get(b"more " + path[1:]) == path
+    client.stop_serving()
+    assert client.store.describe()["background_failures"] == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.integers(1, DRIVES - 1)),
+            st.lists(st.tuples(st.sampled_from(["put", "remove", "tick"]), st.integers(0, 7))),
+            st.sampled_from(["stop", "kill"]),
+        ),
+        min_size=2,
+        max_size=5,
+    )
+)
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_whatever_drives_are_away_no_block_is_wrong_and_none_comes_back(
+    mounts: list[tuple[set[int], list[tuple[str, int]], str]],
+) -> None:
+    with host(others_bytes=[64 * MIB] * (DRIVES - 1)) as made:
+        away, model, drive_of = Away(made), dict[bytes, bytes](), dict[bytes, int]()
+        for at, (missing, steps, end) in enumerate(mounts):
+            for drive in missing:
+                away.take(drive)
+            store = made.start()
+            for name in [name for name, drive in drive_of.items() if drive in missing]:
+                with pytest.raises(NotFound):
+                    store.lookup(ROOT_INODE, name)
+                del model[name], drive_of[name]
+            for step, number in steps:
+                name, data = b"%d" % number, b"%d %d" % (at, number) * 700
+                if step == "put":
+                    if name in model:
+                        store.unlink(ROOT_INODE, name)
+                    drive_of[name] = Numbering(DRIVES).drive(put(store, ROOT_INODE, name, data))
+                    model[name] = data
+                elif step == "remove" and name in model:
+                    store.unlink(ROOT_INODE, name)
+                    del model[name], drive_of[name]
+                elif step == "tick":
+                    store.tick()
+            assert tree(store) == {b"/" + name: data for name, data in model.items()}
+            getattr(made, end)()
+            for drive in missing:
+                away.bring_back(drive)
+        store = made.start()
+        assert tree(store) == {b"/" + name: data for name, data in model.items()}
+        settle(store)
+        assert_exact(made)
+        with contextlib.suppress(NotFound):
+            store.unlink(ROOT_INODE, b"0")
+        made.stop()
+        assert not made.check().problems

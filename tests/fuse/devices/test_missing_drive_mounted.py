@@ -1,0 +1,196 @@
+"""A pool of three drives, mounted while one is missing: the rest is served until it comes back."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvfs.core.errors import SourceMissing, UsageError
+from kvfs.core.source_list import listed, sources_of
+from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
+from tests.support.clients.stamped import seed_of
+from tests.support.clients.stepping import until
+from tests.support.mounts.drives import (
+    DRIVES,
+    blank_drives,
+    drives_of,
+    extents_of,
+    names_on,
+    store,
+)
+from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+
+MIB: Final = 1 << 20
+CAPACITY_BYTES: Final = DRIVES * 128 * MIB
+BLOCKS: Final = 30
+SIZE_BYTES: Final = 100_000
+AWAY: Final = 2
+
+
+@pytest.fixture(params=PATHS)
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A mount of a new pool on each data path, with blocks on all drives."""
+    skip_without_mounts()
+    if request.param == "native":
+        pytest.skip("a declared difference: there is no server")
+    flags = (f"--data-path={request.param}", f"--capacity={CAPACITY_BYTES}")
+    with (
+        workplace("disk") as place,
+        blank_drives() as drives,
+        Mounted(listed(drives), place / "kv", *flags) as made,
+    ):
+        if request.param == "passthrough":
+            require_passthrough(made)
+        for number in range(BLOCKS):
+            store(made.path, f"{number}", SIZE_BYTES, 1)
+        yield made
+        made.stop()
+        killed = "starting it again"
+        fail_if_any([line for line in made.errors() if killed not in line])
+
+
+def place_of(mount: Mounted) -> tuple[Path, Path]:
+    """Return where the drive is that goes away, and where it is kept meanwhile."""
+    here = Path(sources_of(mount.source)[AWAY])
+    return here, here.with_name("away")
+
+
+def take_away(mount: Mounted) -> None:
+    """Take one of the drives of a pool that is not mounted."""
+    here, away = place_of(mount)
+    here.rename(away)
+
+
+def bring_back(mount: Mounted) -> None:
+    here, away = place_of(mount)
+    away.rename(here)
+
+
+def load_all(path: Path, seeds: dict[str, int]) -> None:
+    """Load what is to be there; and nothing else is."""
+    assert set(os.listdir(path)) == seeds.keys()
+    for name, seed in seeds.items():
+        assert seed_of((path / name).read_bytes(), name, SIZE_BYTES) == seed
+
+
+def settled(mount: Mounted, blocks: int) -> dict[str, object]:
+    """Return the status once the pool counts *blocks*."""
+    until(lambda: mount.status()["blocks"] == blocks, "what is lost is forgotten")
+    return mount.status()
+
+
+def test_the_rest_is_served_and_a_line_says_what_is_missing(mount: Mounted) -> None:
+    lost = names_on(mount.path, AWAY)
+    uuid = mount.status()["drives"][f"{AWAY}"]["uuid"]
+    mount.stop()
+    take_away(mount)
+    strict = run_kvfs("mount", "--all-drives", mount.source, str(mount.path), check=False)
+    assert strict.returncode == SourceMissing.exit_code
+    assert f"drive {AWAY} (UUID {uuid}) cannot be found" in strict.stderr
+    flags = ("--log-file", str(mount.log_file), *mount.flags)
+    said = run_kvfs("mount", mount.source, str(mount.path), *flags).stderr
+    mount.adopt()
+    (line,) = said.splitlines()
+    assert f"drive {AWAY} (UUID {uuid}) is missing: " in line
+    assert "does not exist yet; its blocks are misses. Mount again with it" in line
+    for name in lost:
+        assert not (mount.path / name).exists()
+    kept = {f"{number}": 1 for number in range(BLOCKS) if f"{number}" not in lost}
+    load_all(mount.path, kept)
+    status = settled(mount, len(kept))
+    row = status["drives"][f"{AWAY}"]
+    assert (row["state"], row["uuid"], row["blocks"]) == ("missing", uuid, 0)
+    assert row["source"] == str(place_of(mount)[0])
+    assert status["missing_drives"] == 1
+    assert status["capacity_bytes"] == CAPACITY_BYTES * 2 // 3
+    assert os.statvfs(mount.path).f_blocks * 4096 == CAPACITY_BYTES * 2 // 3
+    for number in range(6):
+        store(mount.path, f"more {number}", SIZE_BYTES, 2)
+    assert drives_of(mount.path)[AWAY] == 0
+    load_all(mount.path, kept | {f"more {number}": 2 for number in range(6)})
+    assert f"2: source {row['source']}, state missing" in run_kvfs("status", str(mount.path)).stdout
+    mount.stop()
+    bring_back(mount)
+    mount.start()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill_daemon"])
+def test_a_drive_that_comes_back_has_no_block_that_was_lost(mount: Mounted, end: str) -> None:
+    lost = sorted(names_on(mount.path, AWAY))
+    mount.stop()
+    take_away(mount)
+    mount.start()
+    seeds = {f"{number}": 1 for number in range(BLOCKS) if f"{number}" not in lost}
+    for name in lost[:3]:
+        store(mount.path, name, SIZE_BYTES, 3)
+    seeds |= dict.fromkeys(lost[:3], 3)
+    for name in lost[3:6]:
+        with pytest.raises(FileNotFoundError):
+            (mount.path / name).unlink()
+    rewritten = next(iter(seeds.keys() - set(lost)))
+    store(mount.path, rewritten, SIZE_BYTES, 4)
+    seeds[rewritten] = 4
+    settled(mount, len(seeds))
+    getattr(mount, end)()
+    bring_back(mount)
+    mount.start()
+    load_all(mount.path, seeds)
+    assert mount.status()["drives"][f"{AWAY}"]["state"] == "serving"
+    until(lambda: not blocks_before(mount), "what it had is removed")
+    for number in range(9):
+        store(mount.path, f"more {number}", SIZE_BYTES, 5)
+    assert drives_of(mount.path)[AWAY] >= 3
+    mount.stop()
+    done = run_kvfs("fsck", *sources_of(mount.source))
+    assert f"{len(seeds) + 9} blocks, 1 directory, no problem" in done.stdout
+    assert extents_of(mount)[AWAY] <= 12 * 2 * SIZE_BYTES
+    mount.start()
+
+
+def blocks_before(mount: Mounted) -> list[Path]:
+    """Return the extents of blocks on the drive that came back."""
+    drive = Path(sources_of(mount.source)[AWAY])
+    return [file for file in (drive / "extents").glob("??/*") if file.stat().st_size]
+
+
+def test_a_drive_of_another_pool_in_its_place_is_refused(mount: Mounted) -> None:
+    mount.stop()
+    take_away(mount)
+    here, _ = place_of(mount)
+    here.mkdir()
+    run_kvfs("mkfs", str(here))
+    refused = run_kvfs("mount", mount.source, str(mount.path), check=False)
+    assert refused.returncode == UsageError.exit_code
+    assert len(refused.stderr.splitlines()) == 1
+    assert f"{here} is a pool of one drive" in refused.stderr
+    run_kvfs("destroy", str(here), "--yes")
+    here.rmdir()
+    bring_back(mount)
+    mount.start()
+    load_all(mount.path, {f"{number}": 1 for number in range(BLOCKS)})
+
+
+def test_servers_that_are_killed_or_replaced_are_followed(mount: Mounted) -> None:
+    lost = names_on(mount.path, AWAY)
+    mount.stop()
+    take_away(mount)
+    mount.start()
+    kept = {f"{number}": 1 for number in range(BLOCKS) if f"{number}" not in lost}
+    with (mount.path / "draft").open("xb", buffering=0) as draft:
+        draft.write(b"a" * 5000)
+        mount.kill_server()
+        mount.follow_server()
+        run_kvfs("upgrade", str(mount.path))
+        mount.adopt()
+        draft.write(b"b" * 5000)
+    assert (mount.path / "draft").read_bytes() == b"a" * 5000 + b"b" * 5000
+    (mount.path / "draft").unlink()
+    load_all(mount.path, kept)
+    status = mount.status()
+    assert (status["restarts"], status["upgrades"]) == (1, 1)
+    assert status["drives"][f"{AWAY}"]["state"] == "missing"
+    mount.stop()
+    bring_back(mount)
+    mount.start()
