@@ -126,7 +126,13 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
     #: The version before wrote one RUN, which says nothing of its run, on the first drive.
     is_one = len(runs) == 1 and (runs == {""} or len(said) == len(found))
     is_clean = is_one and any(state.clean for state in said)
-    best = max(said, key=lambda state: (state.clean == is_clean, state.of_this_boot))
+    stale = stale_drives(places, syscalls)
+    there = [
+        state
+        for place, state in zip(places, found, strict=True)
+        if state is not None and place.drive not in stale
+    ]
+    best = max(there, key=lambda state: (state.clean == is_clean, state.of_this_boot))
     moved = any(state.moved for state in said)
     return best._replace(
         clean=is_clean,
@@ -135,6 +141,25 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
         doubtful_below=max(state.doubtful_below for state in said),
         logged=best.logged if is_clean and not moved else 0,
         index_dir="" if moved else best.index_dir,
+    )
+
+
+def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[DriveNo]:
+    """Return the drives that were away while the others were served. Raises OSError.
+
+    Those are of another run than the first drive, without which nothing is served. One without a
+    RUN has not run yet.
+    """
+    if not places[1:]:
+        return frozenset()
+    found = [_stated(place.pool_fd, syscalls, place.superblock) for place in places]
+    if found[0] is None:
+        return frozenset()
+    run = found[0].run
+    return frozenset(
+        place.drive
+        for place, state in zip(places, found, strict=True)
+        if state is not None and state.run != run
     )
 
 
@@ -313,6 +338,9 @@ class PoolRun:
         self._syscalls = syscalls
         self._index_dir = index_dir
         self._former = former = read_pool_run(places, syscalls)
+        #: The drives that were away in the last run: no file there is believed that the index does
+        #: not know. They stay so until they were swept (``believe``).
+        self.stale = stale_drives(places, syscalls)
         self._run = new_run(places)
         self.stamp = run_stamp(places[0].pool_fd, syscalls)
         #: Whether the pool ran last in this boot; makers from another boot are dead.
@@ -324,7 +352,16 @@ class PoolRun:
 
     @property
     def _places(self) -> list[RunPlace]:
-        return [place for place in self._all_places if place.drive not in self._lost]
+        away = self.stale
+        there = [place for place in self._all_places if place.drive not in self._lost]
+        return [place for place in there if place.drive not in away]
+
+    def believe(self, age_base_ns: int) -> None:
+        """Write RUN on the stale drives, which have been swept. Raises OSError."""
+        stale, self.stale = self.stale, frozenset()
+        places = [place for place in self._places if place.drive in stale]
+        if places:
+            self._write(places, age_base_ns, clean=False)
 
     def begin(self, age_base_ns: int, *, follows: bool) -> None:
         """Write RUN: the pool runs. Raises OSError.
@@ -355,7 +392,18 @@ class PoolRun:
         *age_base_ns* is the base of the age clock in this boot, *logged* the batch that leads to
         the index as it is.
         """
+        self._write(self._places, age_base_ns, clean=clean, strays=strays, logged=logged)
+        self.stamp = run_stamp(self._places[0].pool_fd, self._syscalls)
 
+    def _write(
+        self,
+        places: Sequence[RunPlace],
+        age_base_ns: int,
+        *,
+        clean: bool,
+        strays: bool = False,
+        logged: int = 0,
+    ) -> None:
         def write(place: RunPlace) -> None:
             write_run_state(
                 place.pool_fd,
@@ -370,8 +418,7 @@ class PoolRun:
                 run=self._run,
             )
 
-        on_each(self._places, write, all_of_them=not clean)
-        self.stamp = run_stamp(self._places[0].pool_fd, self._syscalls)
+        on_each(places, write, all_of_them=not clean)
 
     def distrust(self) -> None:
         """Make sure that the next start does not trust the index. Raises OSError."""
@@ -385,7 +432,9 @@ def distrust_index(places: Sequence[RunPlace], syscalls: Syscalls) -> None:
     Empties RUN in place, which needs no space and has no half-written state. Raises OSError.
     """
     if not read_pool_run(places, syscalls).clean:
-        on_each(places, functools.partial(_empty, syscalls), all_of_them=True)
+        stale = stale_drives(places, syscalls)  # an empty RUN would not say so any more
+        there = [place for place in places if place.drive not in stale]
+        on_each(there, functools.partial(_empty, syscalls), all_of_them=True)
 
 
 def _empty(syscalls: Syscalls, place: RunPlace) -> None:

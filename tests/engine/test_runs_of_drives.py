@@ -84,7 +84,11 @@ def test_one_that_was_away_is_not_believed_nor_are_the_others(
     assert not state.trusted
     assert state.logged == 0
     assert not state.moved
-    ran(places, clean=clean)
+    run = ran(places, clean=clean)
+    assert not read_pool_run(places, Syscalls()).trusted, "what was away is not swept yet"
+    assert run.stale == ({away} if away else {1, 2}), "nothing is served without the first"
+    run.believe(0)
+    assert not run.stale
     assert read_pool_run(places, Syscalls()).trusted, "they have run together since"
 
 

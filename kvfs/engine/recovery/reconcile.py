@@ -154,7 +154,9 @@ class Reconcile:
             nodes = [ino for ino in nodes if not self._settle_node(ino)]
             if not nodes:
                 break
-        self._enter_all(chain(moment.pending, young_inodes(pool, moment.young)))
+        stale, drive = pool.run.stale, pool.numbers.drive
+        young = young_inodes(pool, moment.young)
+        self._enter_all(chain(moment.pending, (ino for ino in young if drive(ino) not in stale)))
         with pool.index.write() as txn:
             txn.put_unfinished(())
         _log.warning(

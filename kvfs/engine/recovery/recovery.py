@@ -54,7 +54,7 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
 from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.outliving import Notes, Outliving
-from kvfs.storage.run_state import RunState, read_pool_run
+from kvfs.storage.run_state import RunState, read_pool_run, stale_drives
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -181,6 +181,7 @@ def _made(
 
     def rebuild(place: IndexPlace) -> str:
         with contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents:
+            extents.lost.update(stale_drives(device.run_places, syscalls))
             return rebuild_index(device.pool_fds, place, extents, settings, syscalls, progress)
 
     return Recovered(_in_memory_or_pool(device, settings, syscalls, place, rebuild), sweep_due=True)

@@ -2,7 +2,7 @@
 
 A stray with an identity is kept aside for a day, unless its space is needed: it is a whole block or
 directory, and may have lost its name by an error (kvfs/pool/space/unlink_queue.py). One without an
-identity has no name that it could get back, and is removed.
+identity has no name that it could get back, and is removed; so is one on a drive that was away.
 
 It runs while requests are served, in the thread for long jobs, a few files at a time. It cannot
 race with new files: it looks only at numbers below the first one that this server may hand out, and
@@ -98,9 +98,17 @@ class Sweep:
             else:
                 self._pool.durable.not_durable.close_gaps(self._gaps)
                 self._pool.durable.identities.attributes.note_all_listed()
+                self._believe()
             _log.info(
                 "sweep: %d strays removed or kept aside, %d identities", self.removed, self.renewed
             )
+
+    def _believe(self) -> None:
+        """Let drives that were away be as the others: what no name leads to there is gone."""
+        pool = self._pool
+        if pool.run.stale:
+            base_ns = pool.age_clock.base_ns
+            pool.background.submit_long(lambda: pool.run.believe(base_ns))
 
     def _search(self) -> None:
         """Do one step, in the thread. A failure ends the sweep and is counted (background.py).
@@ -128,6 +136,7 @@ class Sweep:
             for number, ino in enumerate(files, 1):
                 if self._is_stray(ino):
                     keeps = self._pool.space.strays.keeps
+                    keeps = keeps and self._pool.numbers.drive(ino) not in self._pool.run.stale
                     keeps = keeps and is_identified(extents, ino, of_node=of_node)
                     self._suspects.append((ino, keep if keeps else remove))
                 if number % _STEP_FILES == 0:
