@@ -116,6 +116,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+#: What is told of each drive.
+_OF_A_DRIVE: Final = ("source", "state", "uuid", "capacity_bytes", "used_bytes", "blocks")
 #: Numbers that are not counts.
 _IDS: Final = (
     *("pid", "server_pid", "supervisor_pid", "uid", "gid"),
@@ -137,8 +139,8 @@ def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
     told = dict(status)
     mountpoint = str(told.pop("mountpoint", ""))
     cache = told.pop("cache", None)
-    if len(told.get("drives", ())) == 1:  # the lines of the mount say the same
-        del told["drives"]
+    if drives := told.pop("drives", {}):
+        told |= _drives_shown(drives)
     for heading, labels in _SECTIONS.items():
         if heading == "Work" and cache:
             yield _lines("Cache", cache_rows(cache), width)
@@ -158,6 +160,17 @@ def tables(status: Mapping[str, Any], width: int) -> Iterator[Iterator[str]]:
     if told:
         more = [(printable(name), _shown(name, value)) for name, value in told.items()]
         yield _lines("More", more, width)
+
+
+def _drives_shown(drives: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is told of each of several drives; `kvfs drive list` has the rest."""
+    if len(drives) == 1:  # the lines of the mount say the same
+        return {}
+    shown = [
+        (number, {key: one[key] for key in _OF_A_DRIVE if key in one})
+        for number, one in drives.items()
+    ]
+    return {"drives": dict(shown)}
 
 
 def _lines(heading: str, rows: list[tuple[str, str]], width: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
 from kvfs.engine.recovery.lost_drives import LostDrives
 from kvfs.machine.hardware import endurance_left, written_bytes
 from kvfs.machine.kernel_log import KernelLog
+from kvfs.pool.figures.cache_figures import Tally
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.index_map import STATE
@@ -35,6 +36,16 @@ class DriveWatch:
         self._probe = drive.probe
         self.write_back = WriteBack(pool, publishing, drive)
         self._unreadable = Unreadable(pool, publishing, drive)
+        #: How often the kernel's log told of failures there.
+        self._told = 0
+
+    @property
+    def errors(self) -> int:
+        """How often reads, writes or flushes of the drive were found to have failed.
+
+        One failure may be found twice: in the kernel's log and by a flush.
+        """
+        return self._told + self.write_back.failures
 
     def why_failed(self) -> str:
         """Return why the drive can never be used again, or ""."""
@@ -47,6 +58,7 @@ class DriveWatch:
     def run_due(self, now_s: float) -> None:
         """Check the drive."""
         errors = self._log.errors()
+        self._told += errors.reads or errors.writes
         if errors.reads:
             self._unreadable.suspect(now_s)
         if errors.writes:
@@ -195,3 +207,32 @@ def whole_wear(wears: Sequence[DeviceWear]) -> dict[str, Any]:
     known = {name: [one[name] for one in shown if one[name] is not None] for name in shown[0]}
     sums = {name: sum(values) if values else None for name, values in known.items()}
     return sums | {"endurance_left": min(known["endurance_left"], default=None)}
+
+
+def drive_figures(
+    pool: Pool, watches: Sequence[DriveWatch], wears: Sequence[DeviceWear]
+) -> dict[str, dict[str, Any]]:
+    """Return what is on each drive, and what it did since the start, by its number.
+
+    Sizes in bytes, times in seconds. *watches* and *wears* are those of the drives, by number.
+    """
+    device, none = pool.device, Tally()
+    counts, tallies = pool.drive_counts.of_all(pool.counters), pool.figures.tallies.by_drive()
+    return {
+        str(drive.number): {
+            "source": one.source,
+            "state": drive.probe.state.value,
+            "uuid": one.uuid,
+            "capacity_bytes": drive.space.capacity_bytes,
+            "used_bytes": count.used_bytes,
+            "blocks": count.blocks,
+            "opens": tallies.get(drive.number, none).hits,
+            "stores": tallies.get(drive.number, none).stored_blocks,
+            "errors": watch.errors,
+            "slowest_probe_s": round(drive.probe.slowest_s, 6),
+            **wear.shown(),
+        }
+        for drive, one, count, watch, wear in zip(
+            *(pool.space.drives.all, (device, *device.more), counts, watches, wears), strict=True
+        )
+    }

@@ -17,7 +17,7 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
-from kvfs.engine.device_watch import DeviceWatch, DeviceWear, whole_wear
+from kvfs.engine.device_watch import DeviceWatch, DeviceWear, drive_figures, whole_wear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
@@ -26,7 +26,6 @@ from kvfs.engine.eviction.probation_ends import ProbationEnds
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.space_figures import (
     Totals,
-    drive_figures,
     for_blocks_bytes,
     hint_figures,
     kept_bytes,
@@ -335,7 +334,7 @@ class Store:
             "root": self.attributes.describe_root(),
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": kept_bytes(self.pool),
-            "drives": drive_figures(self.pool),
+            "drives": drive_figures(self.pool, self.device_watch.drives, self.device_wears),
             "missing_drives": sum(drive.has_failed for drive in self.pool.space.drives.all),
             "usable_bytes": space.bound_bytes,
             "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),

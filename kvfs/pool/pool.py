@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.account import Accounts
+from kvfs.core.drives import Numbering
 from kvfs.core.entitlements import entitled_directories
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
@@ -114,6 +115,7 @@ class Pool:
                 self.rules.heat,
                 self.age_ns,
                 EvictedNames(outliving.evicted.words),
+                Numbering(drives) if drives > 1 else None,
             )
             self.departures = self._departures()
             self.followers = self._followers()

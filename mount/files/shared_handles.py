@@ -49,7 +49,7 @@ class Shared:
         #: The user of the requests that share it, who holds it (held_shares.py).
         self.uid = uid
         #: Where its loads are counted, and how much each loads.
-        self.tally = cache.tally_of(record)
+        self.tally = cache.tally_of(handle.opened.ino, record)
         self.followed = cache.reuse.followed(record)
         self.size_bytes = record.size_bytes
         self.opened = handle.opened

@@ -32,6 +32,7 @@ RUN: Final = {
     "setfattr ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs warm ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs pin ": "tests/fuse/commands/test_documented_commands.py",
+    "kvfs drive ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs quota ": "tests/fuse/commands/test_quota.py",
     "kvfs umount ": "tests/fuse/commands/test_documented_commands.py",
     "kvfs demo": "tests/fuse/commands/test_demo.py",

@@ -7,7 +7,8 @@ import pytest
 
 from kvfs.core.settings import Settings
 from mount.control.metrics.exposition import families_of, values_of
-from mount.control.metrics.families import ANY, FAMILIES, FLAGS, INFO_LABELS
+from mount.control.metrics.families import FAMILIES, FLAGS, INFO_LABELS
+from mount.control.metrics.family import ANY
 from mount.control.status import describe_lost
 from tests.support.rules.metric_document import documented
 from tests.support.rules.source_tree import ROOT
@@ -42,7 +43,7 @@ NOT_EXPORTED: Final = {
     "cache.tier_behind.daily_bytes": "the rate of a metric, what was evicted",
     "cache.tier_behind.names_share": "how the estimate was made",
     "index_memory.full": "what is free there tells it",
-    "cache.device.write_rate": "the rate of a metric",
+    **dict.fromkeys(("cache.device.write_rate", "drives.DRIVE.write_rate"), "the rate of a metric"),
     **dict.fromkeys(("checksums.verify", "idmapped_mounts", "request_wait_max_s"), "a setting"),
     "checksums.doubtful": "a state that verify and its counters end",
     "cache.curve_": "how the prediction was made",

@@ -203,7 +203,7 @@ class Blocks:
         if opened.readers == 1 and not opened.writers:
             opened.hold(record.allocated_bytes)
         self._touch(ino)
-        pool.figures.loaded(record)
+        pool.figures.loaded(ino, record)
         return opened
 
     def require_extent(self, ino: InodeNo) -> None:
@@ -263,7 +263,7 @@ class Blocks:
         opened = self._pool.open.inodes.enter(ino, writer=False)
         opened.lose_name(record)
         opened.hold(record.allocated_bytes)
-        self._pool.figures.loaded(record)
+        self._pool.figures.loaded(ino, record)
         return opened
 
     def enter_reader(self, opened: OpenInode) -> None:

@@ -72,25 +72,6 @@ def _stores_at(pool: Pool, ino: InodeNo) -> TenantId | None:
     return pool.rules.tenants.below(ino if stat.S_ISDIR(record.mode) else record.parent)
 
 
-def drive_figures(pool: Pool) -> dict[str, dict[str, Any]]:
-    """Return what is on each drive of the pool, by its number; sizes in bytes."""
-    device = pool.device
-    counts = pool.drive_counts.of_all(pool.counters)
-    return {
-        str(drive.number): {
-            "source": one.source,
-            "state": drive.probe.state.value,
-            "uuid": one.uuid,
-            "capacity_bytes": drive.space.capacity_bytes,
-            "used_bytes": count.used_bytes,
-            "blocks": count.blocks,
-        }
-        for drive, one, count in zip(
-            pool.space.drives.all, (device, *device.more), counts, strict=True
-        )
-    }
-
-
 def kept_bytes(pool: Pool) -> int:
     """Return the bytes of clients' data. Removed blocks give way, so they count as free."""
     space = pool.space.taken

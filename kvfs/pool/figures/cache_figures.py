@@ -4,8 +4,8 @@ A hit is an open for reading. The kernel sends every open, even of a cached name
 (passthrough), so a hit counts as a load of the whole block. looks.py says what a miss is.
 
 All are counted by first-level directory and by model. A load of a known block must cost next to
-nothing. So each pair of a directory and a model has one tally, which an open handle keeps, and sums
-are computed on demand.
+nothing. So each pair of a directory and a model has one tally on each drive, which an open handle
+keeps, and sums are computed on demand.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +14,21 @@ from typing import Any, Final
 
 from kvfs.core.account import Taken
 from kvfs.core.changed import Changed, Reason, Why
+from kvfs.core.drives import Numbering
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.latency import RecentLatency
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
 from kvfs.core.reuse import NOT_FOLLOWED, ReuseWatch
 from kvfs.core.settings import Settings
-from kvfs.core.types import NO_INODE, ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
+from kvfs.core.types import (
+    FIRST_DRIVE,
+    NO_INODE,
+    ROOT_INODE,
+    SECOND_NS,
+    DriveNo,
+    InodeNo,
+    InodeRecord,
+)
 from kvfs.pool.figures.events import Events, Kind
 from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel, model_of
 from kvfs.pool.figures.looks import A_TICK, Looks
@@ -39,7 +48,7 @@ _OTHERS_NAME: Final = OTHERS.encode()
 
 
 class Tally:
-    """The counts of one directory and model."""
+    """The counts of one directory and model on a drive."""
 
     __slots__ = (
         "evicted_blocks",
@@ -91,25 +100,30 @@ class Tallies:
         self._index: Final = index
         self._folders: Final = folders
         self._names_max: Final = names_max
-        self._tallies: dict[tuple[InodeNo, bytes], Tally] = {}
+        self._tallies: dict[tuple[InodeNo, bytes, DriveNo], Tally] = {}
         self._tops: set[InodeNo] = set()
         self._models: set[bytes] = set()
-        #: The tally that was returned last, and for which directory and model in the name.
+        #: The tally that was returned last, and for which directory, model in the name, and drive.
         self._last_parent = NO_INODE
         self._last_model = b""
+        self._last_drive = FIRST_DRIVE
         self._last = Tally()
 
-    def of(self, parent: InodeNo, name: bytes) -> Tally:
-        """Return the tally that counts *name* in directory *parent*."""
+    def of(self, parent: InodeNo, name: bytes, drive: DriveNo = FIRST_DRIVE) -> Tally:
+        """Return the tally that counts *name* in directory *parent*, whose block is on *drive*.
+
+        A name without a block counts on the first drive.
+        """
         model = model_of(name)
         # Most names have the same directory and model as the one before.
-        if parent == self._last_parent and model == self._last_model:
+        if parent == self._last_parent and model == self._last_model and drive == self._last_drive:
             return self._last
         top, folder_model = self._folders.above(parent)
-        tally = self._tallies.get((top, model or folder_model))
+        tally = self._tallies.get((top, model or folder_model, drive))
         if tally is None:
-            tally = self._enter(top, model or folder_model)
+            tally = self._enter(top, model or folder_model, drive)
         self._last_parent, self._last_model, self._last = parent, model, tally
+        self._last_drive = drive
         return tally
 
     def tree_changed(self) -> None:
@@ -128,19 +142,26 @@ class Tallies:
         """Return the tallies of the first-level directories by name."""
         self._fold_removed()
         found: dict[str, Tally] = {}
-        for (top, _), tally in self._tallies.items():
+        for (top, _, _), tally in self._tallies.items():
             found.setdefault(self._shown_top(top), Tally()).add(tally)
         return found
 
     def by_model(self) -> dict[str, Tally]:
         """Return the tallies of the models by name; blocks whose name has no model are left out."""
         found: dict[str, Tally] = {}
-        for (_, model), tally in self._tallies.items():
+        for (_, model, _), tally in self._tallies.items():
             if model:
                 found.setdefault(model.decode(errors="backslashreplace"), Tally()).add(tally)
         return found
 
-    def _enter(self, top: InodeNo, model: bytes) -> Tally:
+    def by_drive(self) -> dict[DriveNo, Tally]:
+        """Return the tallies of drives by number; of one that has none nothing was counted."""
+        found: dict[DriveNo, Tally] = {}
+        for (_, _, drive), tally in self._tallies.items():
+            found.setdefault(drive, Tally()).add(tally)
+        return found
+
+    def _enter(self, top: InodeNo, model: bytes, drive: DriveNo) -> Tally:
         """Return a new tally, or that of all others if there are too many names."""
         if top not in self._tops and len(self._tops) >= self._names_max:
             self._fold_removed()
@@ -152,7 +173,7 @@ class Tallies:
             self._tops.add(top)
         if model and model != _OTHERS_NAME:
             self._models.add(model)
-        return self._tallies.setdefault((top, model), Tally())
+        return self._tallies.setdefault((top, model, drive), Tally())
 
     def _fold_removed(self) -> None:
         """Add the counts of removed directories to those of all others."""
@@ -161,9 +182,9 @@ class Tallies:
             return
         self._tops -= gone
         self._forget_last()
-        for top, model in [key for key in self._tallies if key[0] in gone]:
-            removed = self._tallies.pop((top, model))
-            self._tallies.setdefault((NO_INODE, model), Tally()).add(removed)
+        for key in [key for key in self._tallies if key[0] in gone]:
+            removed = self._tallies.pop(key)
+            self._tallies.setdefault((NO_INODE, *key[1:]), Tally()).add(removed)
 
     def _shown_top(self, top: InodeNo) -> str:
         if top == ROOT_INODE:
@@ -191,12 +212,14 @@ class CacheFigures:
         heat: Heat,
         age_ns: Callable[[], int],
         evicted: EvictedNames,
+        numbering: Numbering | None = None,
     ) -> None:
         """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*.
 
         *stored*: the bytes of blocks by tenant, as *tenants* say, counted here. *evicted*: the
-        names that this server, and the last one, evicted.
+        names that this server, and the last one, evicted. *numbering*: that of several drives.
         """
+        self._numbering: Final = numbering
         self._heat: Final = heat
         self._age_ns: Final = age_ns
         self._monotonic_s: Final = monotonic_s
@@ -221,13 +244,13 @@ class CacheFigures:
         before, after, why = changed.before, changed.after, changed.why
         if before is None:
             if after is not None and not is_temporary(after.name):
-                self.stored(after, self._clock_ns())
+                self.stored(changed.ino, after, self._clock_ns())
         elif why is Why.EVICTED:
             used_ns = self._heat.used_ns(changed.ino)
             age_ns = 0 if used_ns is None else self._age_ns() - used_ns
             if self.recordings.wanted:
                 self.recordings.went(changed.ino, before)
-            self.evicted(before, changed.reason, age_ns)
+            self.evicted(changed.ino, before, changed.reason, age_ns)
         elif after is None:
             if self.recordings.wanted:
                 self.recordings.went(changed.ino, before)
@@ -236,24 +259,25 @@ class CacheFigures:
             self.tallies.tree_changed()
             self.events.tree_changed()
         elif why is Why.CLOSED or why is Why.STORED:
-            self.closed(before, after)
+            self.closed(changed.ino, before, after)
         elif S_ISREG(after.mode):
-            self.renamed(before, after)
+            self.renamed(changed.ino, before, after)
 
-    def loaded(self, record: InodeRecord) -> None:
-        """The block with *record* was opened for reading."""
+    def loaded(self, ino: InodeNo, record: InodeRecord) -> None:
+        """The block *ino* with *record* was opened for reading."""
         if record.state not in UNFINISHED:
-            tally = self.tallies.of(record.parent, record.name)
+            tally = self.tally_of(ino, record)
             tally.hits += 1
             tally.loaded_bytes += record.size_bytes
             if (followed := self.reuse.followed(record)) != NOT_FOLLOWED:
                 self.reuse.loaded(followed)
 
-    def tally_of(self, record: InodeRecord) -> Tally:
-        """Return where further loads of the block with *record* are counted."""
-        return self.tallies.of(record.parent, record.name)
+    def tally_of(self, ino: InodeNo, record: InodeRecord) -> Tally:
+        """Return where the block *ino* with *record*, and its further loads, are counted."""
+        drive = FIRST_DRIVE if self._numbering is None else self._numbering.drive(ino)
+        return self.tallies.of(record.parent, record.name, drive)
 
-    def closed(self, before: InodeRecord, record: InodeRecord) -> None:
+    def closed(self, ino: InodeNo, before: InodeRecord, record: InodeRecord) -> None:
         """The last writer closed a block: it counts as stored, unless a rename must follow.
 
         That is so under a temporary name, or where only a rename publishes.
@@ -262,22 +286,24 @@ class CacheFigures:
         if stores and not is_temporary(record.name):
             # A rename has just set ctime: asking the kernel's clock again costs two system calls.
             at_ns = self._clock_ns() if record.name == before.name else record.ctime_ns
-            self.stored(record, at_ns, rewritten=before.state == State.REWRITE)
+            self.stored(ino, record, at_ns, rewritten=before.state == State.REWRITE)
 
-    def renamed(self, before: InodeRecord, record: InodeRecord) -> None:
+    def renamed(self, ino: InodeNo, before: InodeRecord, record: InodeRecord) -> None:
         """A closed block got another name: it counts as stored if the old one was not final."""
         was_final = before.state not in _NOT_FINAL and not is_temporary(before.name)
         if was_final or record.state in _STORED_FROM:  # in these states the last close counts it
             return
         if not is_temporary(record.name):
-            self.stored(record, record.ctime_ns)
+            self.stored(ino, record, record.ctime_ns)
 
-    def stored(self, record: InodeRecord, at_ns: int, *, rewritten: bool = False) -> None:
+    def stored(
+        self, ino: InodeNo, record: InodeRecord, at_ns: int, *, rewritten: bool = False
+    ) -> None:
         """A block is whole since *at_ns* under a name that is not temporary.
 
         The time of a store is not counted for one *rewritten* in place: it was created long before.
         """
-        tally = self.tallies.of(record.parent, record.name)
+        tally = self.tally_of(ino, record)
         tally.stored_blocks += 1
         tally.stored_bytes += record.allocated_bytes
         self.reuse.stored(record, self._monotonic_s)
@@ -286,14 +312,14 @@ class CacheFigures:
         if self.events.wanted:
             self.events.add(Kind.STORED, record.parent, record.name, bytes=record.size_bytes)
 
-    def evicted(self, record: InodeRecord, asked: Reason, age_ns: int) -> None:
+    def evicted(self, ino: InodeNo, record: InodeRecord, asked: Reason, age_ns: int) -> None:
         """The block with *record* was evicted, *age_ns* after its last use (0: unknown)."""
         reason = asked
         if asked is Reason.SPACE and record.state == State.ORPHAN:
             reason = Reason.ORPHAN
         self._evicted_blocks[reason] += 1
         self._evicted_bytes[reason] += record.allocated_bytes
-        tally = self.tallies.of(record.parent, record.name)
+        tally = self.tally_of(ino, record)
         tally.evicted_blocks += 1
         tally.evicted_bytes += record.allocated_bytes
         self.reuse.evicted(record, age_ns / SECOND_NS, self._monotonic_s())

@@ -72,6 +72,7 @@ class DeviceProbe:
         self._next_s = 0.0
         #: How long the last probe that has come back took, in s.
         self.took_s = 0.0
+        self._slowest_s = 0.0
         #: Why the drive can never be used again; empty while it can.
         self.why_failed = ""
         #: What it is then.
@@ -89,6 +90,7 @@ class DeviceProbe:
         if came_back_s is not None:
             self.took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
             self._next_s = now_s + _PAUSE_S
+            self._slowest_s = max(self._slowest_s, self.took_s)
             if self._told:
                 self._told = False
                 _log.warning("%s answers again, after %.1f s", self._name, self.took_s)
@@ -151,6 +153,11 @@ class DeviceProbe:
     def state(self) -> DeviceState:
         """How the device answers, by the probe under way or else by the last one."""
         return self._state_at(self._waited_at(self._monotonic_s()))
+
+    @property
+    def slowest_s(self) -> float:
+        """How long the slowest probe since the start took, or the one under way has waited."""
+        return max(self._slowest_s, self._waited_at(self._monotonic_s()))
 
     @property
     def is_silent(self) -> bool:

@@ -18,15 +18,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from mount.control.metrics.families import (
-    ANY,
-    FAMILIES,
-    FLAGS,
-    INFO_LABELS,
-    INFO_MEANING,
-    INFO_NAME,
-    Family,
-)
+from mount.control.metrics.families import FAMILIES, FLAGS, INFO_LABELS, INFO_MEANING, INFO_NAME
+from mount.control.metrics.family import ANY, Family
 
 #: How long a text is given out again: no scraper asks more often.
 KEPT_S: Final = 1.0

@@ -4,44 +4,12 @@ Names follow Prometheus' conventions, which promtool checks in the tests: base u
 for counters. docs/metrics.md lists the same table for a reader.
 """
 
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
-Kind = Literal["gauge", "counter", "histogram"]
-#: In a key: any name that the status has in this place; the name becomes the label's value.
-ANY: Final = "*"
-
-
-class Family(NamedTuple):
-    """One metric. ``name`` is without the ``_total`` of a counter."""
-
-    name: str
-    kind: Kind
-    #: Key of `kvfs status --json`; a dot leads to a key inside.
-    key: str
-    meaning: str
-    #: The label that takes what ``ANY`` stands for.
-    label: str = ""
-    #: Values of the label that are shown from the start, as 0, so that an alert sees an increase.
-    present: tuple[str, ...] = ()
-
-    @property
-    def unit(self) -> str:
-        """``bytes``, ``seconds``, ``ratio`` or empty: what the name ends with."""
-        end = self.name.rpartition("_")[2]
-        return end if end in ("bytes", "seconds", "ratio") else ""
-
-
-def _gauge(name: str, key: str, meaning: str, label: str = "") -> Family:
-    return Family(f"kvfs_{name}", "gauge", key, meaning, label)
-
-
-def _counter(name: str, key: str, meaning: str, label: str = "") -> Family:
-    return Family(f"kvfs_{name}", "counter", key, meaning, label)
-
-
-def _histogram(name: str, key: str, meaning: str, label: str = "") -> Family:
-    return Family(f"kvfs_{name}", "histogram", key, meaning, label)
-
+from mount.control.metrics.family import Family
+from mount.control.metrics.family import counter as _counter
+from mount.control.metrics.family import gauge as _gauge
+from mount.control.metrics.family import histogram as _histogram
 
 _OF_A_DIRECTORY: Final = "cache.directories.*"
 _OF_A_MODEL: Final = "cache.models.*"
@@ -151,6 +119,14 @@ _SPACE: Final = (
     _gauge("drive_capacity_bytes", "drives.*.capacity_bytes", "Of it on this drive", "drive"),
     _gauge("drive_used_bytes", "drives.*.used_bytes", "Held there by blocks", "drive"),
     _gauge("drive_blocks", "drives.*.blocks", "Blocks there", "drive"),
+    _counter("drive_opens", "drives.*.opens", "Opens of its blocks to read", "drive"),
+    _counter("drive_stores", "drives.*.stores", "Blocks that were stored there", "drive"),
+    _counter("drive_errors", "drives.*.errors", "Failures that were found there", "drive"),
+    _gauge(
+        "drive_slowest_probe_seconds", "drives.*.slowest_probe_s", "Its slowest answer", "drive"
+    ),
+    _counter("drive_written_bytes", "drives.*.written_bytes", "Written to it", "drive"),
+    _gauge("drive_endurance_left_ratio", "drives.*.endurance_left", "Its endurance left", "drive"),
     _gauge("usable_bytes", "usable_bytes", "What the device can give to blocks now"),
     _gauge("used_bytes", "used_bytes", "Held by blocks"),
     _gauge("free_bytes", "free_bytes", "Usable and not used"),

@@ -232,7 +232,7 @@ class World:
             ],
             "clock": store.heat_clock - self.begun_stamp,
             "loads": list(store.waiting_loads()),
-            "tallies": [store.tally_of(store.present(ino)).shown() for ino in known],
+            "tallies": [store.tally_of(ino, store.present(ino)).shown() for ino in known],
             "used": list(self.used),
         }
 

@@ -37,6 +37,8 @@ NOT_FROM_THE_START = {
     # Of a drive: the pools of tests lie in memory or behind a loop device.
     "kvfs_device_written_bytes_total",
     "kvfs_device_endurance_left_ratio",
+    "kvfs_drive_endurance_left_ratio",
+    "kvfs_drive_written_bytes_total",
 }
 ACCEPT_OPEN = "Accept: application/openmetrics-text; version=1.0.0,text/plain;q=0.5"
 
