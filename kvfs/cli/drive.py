@@ -1,15 +1,17 @@
-"""``kvfs drive``: the drives of a mount."""
+"""``kvfs drive``: what the drives of a mount hold, and which of them are in use."""
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from kvfs.cli.arguments import locate
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, shown_time, table_lines
+from kvfs.client.control_socket import ask
 from kvfs.client.servers import status_of
 from kvfs.core.shown_names import printable
-from kvfs.core.sizes import format_size, shown_rate
+from kvfs.core.sizes import count_of, format_size, shown_rate
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
@@ -30,11 +32,12 @@ def configure(subparsers: "Subparsers") -> None:
         subparsers,
         "drive",
         lambda _: 0,
-        description="Show the drives of the pool that is mounted at MOUNT.",
-        example="kvfs drive list /kv",
+        description="Show and change the drives of the pool that is mounted at MOUNT.",
+        example="kvfs drive list /kv\n  kvfs drive drain /kv 1",
     )
     nested = parser.add_subparsers(metavar="WHAT", required=True)
     _configure_list(nested)
+    _configure_drain(nested)
 
 
 def _configure_list(nested: "Subparsers") -> None:
@@ -51,6 +54,40 @@ def _configure_list(nested: "Subparsers") -> None:
     )
     parser.add_argument("mountpoint", metavar="MOUNT")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _configure_drain(nested: "Subparsers") -> None:
+    parser = add_verb(
+        nested,
+        "drain",
+        run_drain,
+        summary="put nothing new on a drive, and evict what it holds",
+        description="Put no new blocks on the drive with the number DRIVE (see `kvfs drive list`), "
+        "and evict what it holds, a few hundred\nblocks a second, as a full pool would. Nothing is "
+        "copied. What is pinned, leased or open stays until it need not.\n"
+        "Returns at once; `kvfs drive list` shows how much is left. It holds until --undo, also "
+        "after a remount.\nEnds with exit code 27 if no other drive takes blocks.",
+        example="kvfs drive drain /kv 1\n  kvfs drive drain /kv 1 --undo",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNT")
+    parser.add_argument("drive", metavar="DRIVE", type=int)
+    parser.add_argument("--undo", action="store_true", help="let it take blocks again")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_drain(args: argparse.Namespace) -> int:
+    """Begin or end it, and print how much is left."""
+    where = locate([args.mountpoint])
+    told = ask(where.socket, "drive-drain", {"drive": args.drive, "undo": args.undo})
+    if args.json:
+        print(json.dumps({"mountpoint": where.mountpoint, **told}, indent=2))
+        return 0
+    held = f"{count_of(told['blocks'], 'block')}, {format_size(told['used_bytes'])}"
+    if args.undo:
+        print(f"drive {args.drive} takes blocks; it holds {held}")
+    else:
+        print(f"drive {args.drive} takes no more blocks; left: {held}")
+    return 0
 
 
 def run_list(args: argparse.Namespace) -> int:

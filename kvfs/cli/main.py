@@ -30,7 +30,7 @@ VERBS: Final = {
     "export": "export a mount over NFS, by nfsd or NFS-Ganesha",
     "evict": "evict blocks now, by path, by size or by age",
     "quota": "show and set what each user may store",
-    "drive": "show the drives of a mount",
+    "drive": "show and change the drives of a mount",
     "pin": "keep files and directories from being evicted",
     "unpin": "let pinned files and directories be evicted again",
     "verify": "compare blocks with their checksums",

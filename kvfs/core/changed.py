@@ -20,7 +20,7 @@ class Reason(StrEnum):
 
     #: A store needed the space, or would soon.
     SPACE = "space"
-    #: ``kvfs evict``.
+    #: ``kvfs evict``, or ``kvfs drive drain``.
     COMMAND = "command"
     #: The index or the device takes no more names.
     NAMES = "names"

@@ -318,6 +318,12 @@ class SyncedTooLittle(CommandError):
     exit_code = 25
 
 
+class DriveNeeded(CommandError):
+    """The drive cannot be drained or removed."""
+
+    exit_code = 27
+
+
 class _SpaceErrors:
     """Turns ENOSPC and EDQUOT of a ``with`` block into NoSpace; a generator takes 3 us more."""
 

@@ -178,6 +178,11 @@ class Device:
         return listed((self.source, *there))
 
     @property
+    def drives(self) -> "tuple[Device, ...]":
+        """The drives of the pool, by number."""
+        return (self, *self.more)
+
+    @property
     def pool_fds(self) -> tuple[int, ...]:
         """The directories of all drives of the pool, by number."""
         return (self.pool_fd, *(other.pool_fd for other in self.more))

@@ -61,11 +61,15 @@ _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFO
 
 
 class Membership(NamedTuple):
-    """Which drive of a pool of several one is: *drive* of ``drives``, their UUIDs by number."""
+    """Which drive of a pool of several one is: *drive* of ``drives``, their UUIDs by number.
+
+    No new blocks are put on it if it is ``draining``.
+    """
 
     pool: str
     drive: int
     drives: tuple[str, ...]
+    draining: bool = False
 
 
 class PoolHeader(NamedTuple):
@@ -85,6 +89,11 @@ class PoolHeader(NamedTuple):
     def drive(self) -> DriveNo:
         """Which drive of its pool it is."""
         return FIRST_DRIVE if self.several is None else DriveNo(self.several.drive)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new blocks are put on it."""
+        return self.several is not None and self.several.draining
 
 
 def new_header(capacity_bytes: int | None) -> PoolHeader:
@@ -137,7 +146,7 @@ def _membership(fields: Mapping[str, Any]) -> Membership:
     drive = _number(fields["drive"], len(drives) - 1)
     if not 1 < len(drives) <= DRIVES_MAX or drives[drive] != fields["uuid"]:
         raise ValueError(f"drive {drive} of {len(drives)}")
-    return Membership(str(fields["pool"]), drive, drives)
+    return Membership(str(fields["pool"]), drive, drives, fields.get("draining") is True)
 
 
 def _number(said: Any, most: int, least: int = 0) -> int:  # noqa: ANN401
@@ -232,7 +241,10 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
     if header.several is None:
         text = json.dumps({"format": FORMAT_VERSION, **fields})
     else:
-        text = json.dumps({"format": _SEVERAL_VERSION, **fields, **header.several._asdict()})
+        several = header.several._asdict()
+        if not header.several.draining:
+            del several["draining"]
+        text = json.dumps({"format": _SEVERAL_VERSION, **fields, **several})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(POOL_NEW, flags, 0o600, dir_fd=pool_fd)
     try:

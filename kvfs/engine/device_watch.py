@@ -221,7 +221,7 @@ def drive_figures(
     return {
         str(drive.number): {
             "source": one.source,
-            "state": drive.probe.state.value,
+            "state": drive.state.value,
             "uuid": one.uuid,
             "capacity_bytes": drive.space.capacity_bytes,
             "used_bytes": count.used_bytes,
@@ -233,6 +233,6 @@ def drive_figures(
             **wear.shown(),
         }
         for drive, one, count, watch, wear in zip(
-            *(pool.space.drives.all, (device, *device.more), counts, watches, wears), strict=True
+            *(pool.space.drives.all, device.drives, counts, watches, wears), strict=True
         )
     }

@@ -21,6 +21,7 @@ from kvfs.engine.device_watch import DeviceWatch, DeviceWear, drive_figures, who
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
+from kvfs.engine.eviction.drains import Drains
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.probation_ends import ProbationEnds
 from kvfs.engine.eviction.reclaim import Reclaim
@@ -120,6 +121,7 @@ class Store:
         self.visibility = Visibility(pool.open.inodes, pool.rules.policies, old)
         self.start_scan = StartScan(self.pool)
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
+        self.drains = Drains(self.pool, self.reclaim)
         self.name_eviction = NameEviction(self.pool, self.reclaim)
         self._quota_eviction = QuotaEviction(self.pool, self.reclaim)
         self.expiry = Expiry(self.pool, self.reclaim)
@@ -164,6 +166,7 @@ class Store:
             self.watch.run_due,
             lambda _: _on_each(pool, lambda drive: drive.device_room.measure()),
             self.reclaim.run_due,
+            *((self.drains.run_due,) if pool.drive_counts.several else ()),
             self.probation_ends.run_due,
             lambda _: self.name_eviction.run_due(),
             lambda _: self._quota_eviction.run_due(),

@@ -163,6 +163,7 @@ def _drives(
             headroom=Headroom(capacity_bytes),
             device_room=DeviceRoom(space, functools.partial(_free_bytes, source, number, extents)),
             unlink_queue=UnlinkQueue(background, ino, space),
+            is_draining=source.header.is_draining,
         )
 
 

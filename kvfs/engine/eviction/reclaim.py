@@ -109,7 +109,14 @@ class Reclaim:
             drive.unlink_queue.hurry(drive.headroom.target_bytes(now_s))
             self._pool.open.ready.on(drive).fill()
 
-    def evict(self, size_bytes: int, drive: PoolDrive | None = None, *, ahead: bool = False) -> int:
+    def evict(
+        self,
+        size_bytes: int,
+        drive: PoolDrive | None = None,
+        *,
+        ahead: bool = False,
+        reason: Reason = Reason.SPACE,
+    ) -> int:
         """Evict until *size_bytes* are being freed on *drive*, or anywhere; return how many are.
 
         Blocks go in the one order of the pool, but those of other drives stay. Fewer if nothing can
@@ -131,7 +138,7 @@ class Reclaim:
                 if not victims.replan(functools.partial(self._choose, drive)):
                     break
                 continue
-            freed_bytes = self._execute(batch, drive=drive)
+            freed_bytes = self._execute(batch, reason, drive)
             if freed_bytes < 0:
                 break
             gone_bytes += freed_bytes

@@ -58,8 +58,10 @@ class Placement:
         """Return the drives for a draft of *size_bytes* in *chain*, the best one first."""
         place = self._begin if chain is None else self._places.get(chain, self._begin)
         drives = [self._drives.all[number] for number in self._turns.order(place)]
-        # One that is slow or silent is passed over until it answers as it should.
+        # One that is slow or silent is passed over until it answers as it should; one that is being
+        # emptied, as long as there is another.
         drives = [drive for drive in drives if not drive.has_failed]
+        drives = [drive for drive in drives if not drive.is_draining] or drives
         drives = [drive for drive in drives if drive.probe.takes_blocks] or drives
         among = [drive.number for drive in drives]
         return sorted(drives, key=lambda drive: self._choice(drive, size_bytes, among))

@@ -86,12 +86,16 @@ class ReadyByDrive:
         """
         drives = self._drives.all
         for drive in (drive for drive in drives if not drive.has_failed):
-            self.queues.all[drive.number].run_due(now_s, spendable_bytes(drive), len(drives))
+            if drive.is_draining:
+                self.on(drive).give_up()  # what was ordered before has come meanwhile
+            else:
+                self.on(drive).run_due(now_s, spendable_bytes(drive), len(drives))
 
     def begin_serving(self) -> None:
         """Have some without a reserve made for the first creates."""
-        for queue in self.queues.all:
-            queue.begin_serving()
+        for drive in self._drives.all:
+            if not drive.is_draining:
+                self.on(drive).begin_serving()
 
     def give_way(self) -> None:
         """Drop all ready extents of all drives."""

@@ -255,7 +255,7 @@ class ReadyExtents:
             self._discard(self._brought_before.pop())
 
     def give_up(self) -> None:
-        """Drop all, because the drive has failed."""
+        """Drop all, because nothing is put on the drive any more."""
         self._depths = {}
         extents = [*chain(*self._queues.values(), self._brought, self._brought_before)]
         self._queues, self._brought, self._brought_before = {}, [], []

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from kvfs.core.headroom import Headroom
-from kvfs.core.types import DriveNo, InodeNo
+from kvfs.core.types import DeviceState, DriveNo, InodeNo
 from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.space import DeviceRoom, Space
 from kvfs.pool.space.unlink_queue import UnlinkQueue
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PoolDrive:
     """One drive; found by an inode, whose file it holds (``SpaceParts.drives``)."""
 
@@ -23,6 +23,15 @@ class PoolDrive:
     headroom: Headroom
     device_room: DeviceRoom
     unlink_queue: UnlinkQueue
+    #: Whether nothing new is put there, and what is there goes: `kvfs drive drain`.
+    is_draining: bool = False
+
+    @property
+    def state(self) -> DeviceState:
+        """How it answers; if as it should, whether it is being emptied."""
+        answers = self.probe.state
+        drains = self.is_draining and answers is DeviceState.SERVING
+        return DeviceState.DRAINING if drains else answers
 
     @property
     def has_failed(self) -> bool:

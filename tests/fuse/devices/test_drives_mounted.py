@@ -1,7 +1,6 @@
 """A pool of several drives, mounted: all that one mount does, with each block on one of them."""
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -210,26 +209,3 @@ def test_status_tells_of_each_drive(mount: Mounted) -> None:
     shown = run_kvfs("status", str(mount.path)).stdout.splitlines()
     (line,) = [line for line in shown if line.startswith("drives")]
     assert f"0: source {rows[0]['source']}" in line
-
-
-def test_opens_and_stores_are_counted_for_the_drive_of_the_block(mount: Mounted) -> None:
-    """Of what was opened before, too, which the compiled reader answers by itself."""
-    for number in range(BLOCKS):
-        store(mount.path, f"{number}", 50_000, number)
-    loads = [0] * DRIVES
-    for entry in os.scandir(mount.path):
-        for _ in range(drive := Numbering(DRIVES).drive(entry.inode()), 3):
-            (mount.path / entry.name).read_bytes()
-            loads[drive] += 1
-    told = json.loads(run_kvfs("drive", "list", str(mount.path), "--json").stdout)
-    rows = [told["drives"][f"{drive}"] for drive in range(DRIVES)]
-    assert [row["stores"] for row in rows] == drives_of(mount.path)
-    assert [row["opens"] for row in rows] == loads
-    assert [row["errors"] for row in rows] == [0] * DRIVES
-    heading, *lines = run_kvfs("drive", "list", str(mount.path)).stdout.splitlines()
-    assert heading.split()[:3] == ["drive", "state", "capacity"]
-    firsts = [line.split() for line in lines if line.split()[0] in ("0", "1", "2")]
-    assert [first[0] for first in firsts] == ["0", "1", "2"]
-    assert [first[7] for first in firsts] == [f"{row['opens']}" for row in rows]
-    last_column = "".join(line[heading.index("source") :].strip() for line in lines)
-    assert last_column == "".join(row["source"] + row["uuid"] for row in rows)

@@ -300,6 +300,11 @@ class Course:
         """Evict so much on a drive; most tests have one."""
         return self.engine.evict(size_bytes, self.engine.pool.space.drives.all[drive])
 
+    def empty_drive(self, drive: int) -> None:
+        """Empty a drive from now on."""
+        drains = self.engine.drains
+        drains.learn(drains.drive(drive), drains.write(drains.drive(drive), draining=True))
+
     def evict_by_policy(self, size_bytes: int) -> int:
         """Evict so much as a command that leaves the choice to the policy; return its steps."""
         engine, progress = self.engine, EvictionProgress()
