@@ -132,7 +132,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         self.settings = settings
         self._held = held
         self._of = of
-        self._supervision = Supervision(held)
+        self._supervision = Supervision(held, port.store, of)
         self._group = group_id(settings.control_group)
         self.port = port
         self.store = port.store

@@ -1,15 +1,19 @@
 """``kvfs drive``: what the drives of a mount hold, and which of them are in use."""
 
 import argparse
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kvfs.cli.arguments import locate
+from kvfs.cli.arguments import absolute_sources, locate
+from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, shown_time, table_lines
+from kvfs.cli.upgrade import replaced
 from kvfs.client.control_socket import ask
 from kvfs.client.servers import status_of
+from kvfs.core.errors import CommandError, ServeFailed
 from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size, shown_rate
 
@@ -38,6 +42,7 @@ def configure(subparsers: "Subparsers") -> None:
     nested = parser.add_subparsers(metavar="WHAT", required=True)
     _configure_list(nested)
     _configure_drain(nested)
+    _configure_add(nested)
 
 
 def _configure_list(nested: "Subparsers") -> None:
@@ -87,6 +92,61 @@ def run_drain(args: argparse.Namespace) -> int:
         print(f"drive {args.drive} takes blocks; it holds {held}")
     else:
         print(f"drive {args.drive} takes no more blocks; left: {held}")
+    return 0
+
+
+def _configure_add(nested: "Subparsers") -> None:
+    parser = add_verb(
+        nested,
+        "add",
+        run_add,
+        summary="make one more drive, and use it at once",
+        description="Make SOURCE one more drive of the pool at MOUNT, which is in use meanwhile. "
+        "It is blank, and as the others are: a block\ndevice or an image file, or a directory. New "
+        "blocks go there too; nothing is moved. A server of this command's\nversion takes over, as "
+        "with `kvfs upgrade`: callers wait for a moment. Name the drive in fstab and units, too.",
+        example="kvfs drive add /kv /dev/nvme2n1",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNT")
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="overwrite what SOURCE holds (never a directory's other files)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """Make the drive, have it added, and wait until it is served."""
+    need_root("kvfs drive add")
+    where = locate([args.mountpoint])
+    (source,) = absolute_sources([args.source])
+    from kvfs.devices import PoolHeader, format_one_more, unmake_drive
+    from kvfs.devices.pool_files import Membership
+    from kvfs.engine.recovery.rebuild import found_pool
+
+    before = ask(where.socket, "status")
+    plan = ask(where.socket, "drive-plan")
+    fields = plan["header"]
+    of_pool = fields["several"] | {"drives": tuple(fields["several"]["drives"])}
+    header = PoolHeader(**(fields | {"several": Membership(**of_pool)}))
+    format_one_more(source, plan["sources"], header, fill=found_pool, force=args.force)
+    try:
+        drives = replaced(where, before, "drive-add", {"source": source})["drives"]
+        if header.uuid not in [one["uuid"] for one in drives.values()]:
+            raise ServeFailed(f"{source} was not added: the server died meanwhile; try again")
+    except CommandError:
+        with contextlib.suppress(CommandError):
+            ask(where.socket, "status")  # without a server it may have been added
+            unmake_drive(source)  # refused if it was: it is in use
+        raise
+    if args.json:
+        told = {"drive": header.drive, "uuid": header.uuid}
+        print(json.dumps({"mountpoint": where.mountpoint, **told}, indent=2))
+        return 0
+    capacity = format_size(drives[f"{header.drive}"]["capacity_bytes"])
+    print(f"drive {header.drive} takes blocks: {printable(source)}, {capacity}")
     return 0
 
 

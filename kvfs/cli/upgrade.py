@@ -41,15 +41,7 @@ def run(args: argparse.Namespace) -> int:
     need_root("kvfs upgrade")
     where = locate([args.mountpoint])
     before = ask(where.socket, "status")
-    command, environment = program_again("kvfs.cli.main")
-    wanted = {"program": command, "python_path": environment.get("PYTHONPATH", "")}
-    try:
-        ask(where.socket, "upgrade", wanted, timeout_s=_WAIT_S)
-    except CommandError:
-        # A server answers only if it serves on. One that was replaced has hung up.
-        if (now := _status(where.socket)) is not None and now["server_pid"] == before["server_pid"]:
-            raise
-    after = _next(where, before["server_pid"])
+    after = replaced(where, before, "upgrade", {})
     if after["upgrades"] == before["upgrades"]:
         raise ServeFailed(
             f"the new server failed, and version {after['version']} serves {where.mountpoint} "
@@ -63,6 +55,26 @@ def run(args: argparse.Namespace) -> int:
         versions = f"version {after['version']} follows {before['version']}"
         print(f"{versions}: process {after['server_pid']} serves {where.mountpoint}")
     return 0
+
+
+def replaced(
+    where: OnMount, before: dict[str, Any], verb: str, args: dict[str, Any]
+) -> dict[str, Any]:
+    """Ask for *verb*, which has a server of this version take over; return what that one says.
+
+    *before* is the status of the server that is asked. Raises CommandError if it serves on.
+    """
+    command, environment = program_again("kvfs.cli.main")
+    wanted = {"program": command, "python_path": environment.get("PYTHONPATH", "")}
+    try:
+        told = ask(where.socket, verb, {**args, **wanted}, timeout_s=_WAIT_S)
+    except CommandError:
+        # A server answers only if it serves on. One that was replaced has hung up.
+        if (now := _status(where.socket)) is not None and now["server_pid"] == before["server_pid"]:
+            raise
+    else:
+        raise ServeFailed(str(told.get("why")))
+    return _next(where, before["server_pid"])
 
 
 def _next(where: OnMount, before_pid: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from kvfs.devices import block, directory, image
 from kvfs.devices.device import Device, DirectoryReserve
 from kvfs.devices.pool_drives import (
     Unusable,
+    bring_up_to_date,
     in_order,
     others_of,
     refuse_missing,
@@ -102,9 +103,16 @@ def open_drives(
             found.insert(drive, stack.enter_context(stands_in))
         first, *others = found
         first.take_in(others, capacity_bytes)
+        if not read_only:
+            bring_up_to_date(first)
         _distrust_if_cut_off(first)
         stack.pop_all()
         return first
+
+
+def open_one_more(source: str, *, reserve: DirectoryReserve = RESERVE) -> Device:
+    """Open the one drive *source*, for a pool that it joins. Raises what open_drives raises."""
+    return _open(source, read_only=False, may_create=False, reserve=reserve)
 
 
 def _open_if_usable(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import CommandError, SourceBusy, SourceMissing, UsageError
 from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices.device import Device, SourceKind
-from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.pool_files import PoolHeader, read_header, write_errors, write_header
 from kvfs.devices.probe import device_with
 
 #: Each has three open files that outlive a server (machine/held_files.py).
@@ -75,7 +75,8 @@ def _place_of(source: str, kind: SourceKind) -> object:
 def in_order(devices: Sequence[Device]) -> list[Device]:
     """Return *devices*, of one pool, by the numbers of their drives.
 
-    Raises UsageError if they are not of one, or one drive is there twice; SourceBusy for a copy.
+    If a drive was added and not all know it, they do from now on, in memory. Raises UsageError if
+    they are not of one, or one drive is there twice; SourceBusy for a copy.
     """
     first, found = devices[0], dict[int, Device]()
     for device in devices:
@@ -90,18 +91,41 @@ def in_order(devices: Sequence[Device]) -> list[Device]:
                 f"{device.source} is on {device.fs_type} ({device.kind}), and {first.source} on "
                 f"{first.fs_type} ({first.kind}): the drives of a pool are alike"
             )
+    drives = max((one.header.membership.drives for one in devices), key=len)
+    for device in devices if drives[1:] else ():
+        several = device.header.membership._replace(drives=drives)
+        device.header = device.header._replace(several=several)
     return [found[drive] for drive in sorted(found)]
 
 
+def bring_up_to_date(first: Device) -> None:
+    """Have the header of each drive say what ``in_order`` found. Raises SourceDamaged, SourceFull.
+
+    Each is written whole or not at all. The longest list of any drive is the pool's, so that it
+    does not matter after which of them this ends.
+    """
+    there = [drive for drive in first.drives if not drive.why_missing]
+    for drive in there if first.header.several is not None else ():
+        if read_header(drive.pool_fd, drive.source) != drive.header:
+            with write_errors(drive.source):
+                write_header(drive.pool_fd, drive.header)
+
+
 def refuse_other_pool(sources: tuple[str, str], headers: tuple[PoolHeader, PoolHeader]) -> None:
-    """Raise UsageError unless the two *sources*, which may be the same, are of one pool."""
-    one, other = (header.several for header in headers)
+    """Raise UsageError unless the two *sources*, which may be the same, are of one pool.
+
+    Drives are added at the end of its list, which not all of them may have been told.
+    """
+    one, other = (header.membership for header in headers)
     if sources[0] == sources[1] and one == other:
         return
-    if one is None or other is None:
-        raise UsageError(f"{sources[one is not None]} is a pool of one drive")
-    if (one.pool, one.drives) != (other.pool, other.drives):
-        raise UsageError(f"{sources[1]} is of another pool than {sources[0]}")
+    before, after = sorted((one.drives, other.drives), key=len)
+    if (one.pool, after[: len(before)]) == (other.pool, before) and after[1:]:
+        return
+    alone = [at for at, header in zip(sources, headers, strict=True) if header.several is None]
+    if alone:
+        raise UsageError(f"{alone[0]} is a pool of one drive")
+    raise UsageError(f"{sources[1]} is of another pool than {sources[0]}")
 
 
 def others_of(given: Sequence[Device]) -> dict[DriveNo, str]:
@@ -156,7 +180,7 @@ def refuse_part(sources: Sequence[str], headers: Sequence[PoolHeader | None]) ->
     first_source, first = known[0]
     for source, header in known:
         refuse_other_pool((first_source, source), (first, header))
-    whole = len(first.several.drives) if first.several is not None else 1
+    whole = max(len(header.membership.drives) for _, header in known)
     if len(sources) < whole:
         raise UsageError(
             f"{first_source} is drive {first.drive} of a pool of {whole}: name all of them, or "

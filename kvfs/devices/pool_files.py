@@ -91,6 +91,11 @@ class PoolHeader(NamedTuple):
         return FIRST_DRIVE if self.several is None else DriveNo(self.several.drive)
 
     @property
+    def membership(self) -> Membership:
+        """Which drive of its pool it is, also if it is the only one."""
+        return self.several or Membership(self.uuid, FIRST_DRIVE, (self.uuid,))
+
+    @property
     def is_draining(self) -> bool:
         """Whether no new blocks are put on it."""
         return self.several is not None and self.several.draining
@@ -112,6 +117,14 @@ def new_headers(capacities_bytes: Sequence[int | None]) -> list[PoolHeader]:
         first._replace(uuid=own, capacity_bytes=most, several=Membership(first.uuid, drive, uuids))
         for drive, (own, most) in enumerate(zip(uuids, capacities_bytes, strict=True))
     ]
+
+
+def one_more_header(header: PoolHeader) -> PoolHeader:
+    """Return that of a drive which joins the pool of the drive with *header*, whole."""
+    own, before = str(uuid.uuid4()), header.membership
+    drives = (*before.drives, own)
+    joined = Membership(before.pool, len(before.drives), drives)
+    return header._replace(uuid=own, kvfs=__version__, capacity_bytes=None, several=joined)
 
 
 def parse_header(raw: bytes, source: str) -> PoolHeader:

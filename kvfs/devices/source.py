@@ -170,9 +170,30 @@ def format_drives(
         for wish in wishes:
             removes = wish.kind == "image" and not os.path.exists(wish.source)
             made.append(wish.make())
-            undo.callback(_unmake, wish.source, removes=removes)
+            undo.callback(unmake_drive, wish.source, removes=removes)
         undo.pop_all()
     return made
+
+
+def format_one_more(
+    source: str,
+    beside: Sequence[str],
+    header: PoolHeader,
+    *,
+    fill: Fill,
+    force: bool = False,
+    reserve: DirectoryReserve = RESERVE,
+) -> None:
+    """Make *source* a drive with *header*, for a pool that has the sources *beside*.
+
+    Nothing is written before all checks have passed. Raises what format_drives raises.
+    """
+    kind = kind_to_be(source, may_create=False)
+    _refuse_request(source, kind, None, None)
+    sources = [*beside, source]
+    refuse_twice(sources)
+    refuse_unlike(sources, [*map(recognise, beside), kind])
+    _Wish(source, kind, header, None, force, fill, reserve).make()
 
 
 def _refuse_request(
@@ -192,8 +213,8 @@ def _refuse_request(
         raise UsageError(f"{source} is a {kind}; only an image file can be given a size")
 
 
-def _unmake(source: str, *, removes: bool) -> None:
-    """Make a drive blank again that was just made, since another one of its pool was not."""
+def unmake_drive(source: str, *, removes: bool = False) -> None:
+    """Make a drive blank again that was just made, and is none; *removes*: its image, too."""
     with contextlib.suppress(CommandError):
         _destroy(source)
     if removes:

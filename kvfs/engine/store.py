@@ -96,9 +96,8 @@ class Store:
         calls = syscalls if syscalls is not None else Syscalls()
         outliving = outliving or Outliving.fresh(undurable_rows_max(settings))
         begun = begin(device, settings, calls, progress, outliving, living)
-        #: The requests that the last server did and may not have answered, with their inodes.
-        self.done = begun.done
-        recovered, self._kept = begun.recovered, begun.kept
+        #: ``done``: the requests that the last server did and may not have answered, with inodes.
+        recovered, self._kept, self.done = begun.recovered, begun.kept, begun.done
         self.pool = pool = Pool(
             *(device, settings, kernel, outliving, recovered.at),
             Accounts() if accounts is None else accounts,
@@ -113,12 +112,11 @@ class Store:
         lost_names = LostNames(self.pool, self.reconcile)
         awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
         self.namespace = Namespace(self.pool, self.allocator, awaited, lost_names)
-        self.blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
+        self.blocks = blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
-        old = self.blocks.truncating.old
-        self.visibility = Visibility(pool.open.inodes, pool.rules.policies, old)
+        self.visibility = Visibility(pool.open.inodes, pool.rules.policies, blocks.truncating.old)
         self.start_scan = StartScan(self.pool)
         self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
         self.drains = Drains(self.pool, self.reclaim)
@@ -132,14 +130,12 @@ class Store:
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing, lost_drives)
-        self.sweep = Sweep(self.pool)
-        self._fetch_ahead = FetchAhead(self.pool)
+        self.sweep, self._fetch_ahead = Sweep(self.pool), FetchAhead(self.pool)
         self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
         self._index_growth = IndexGrowth(self.pool, self.allocator)
         lost_drives.give_up_missing()
         self._chores = self._list_chores()
-        #: Whether a sweep is due and has not begun.
-        self._sweep_due = recovered.sweep_due
+        self._sweep_due = recovered.sweep_due  # and has not begun
         self._begin_sweep()
         self.reconcile.start()
         if recovered.sweep_due or device.outlived:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.account import Accounts
-from kvfs.core.drives import Numbering
 from kvfs.core.entitlements import entitled_directories
 from kvfs.core.evicted import EvictedNames
 from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
@@ -115,7 +114,6 @@ class Pool:
                 self.rules.heat,
                 self.age_ns,
                 EvictedNames(outliving.evicted.words),
-                Numbering(drives) if drives > 1 else None,
             )
             self.departures = self._departures()
             self.followers = self._followers()
@@ -224,16 +222,8 @@ class Pool:
         self, stack: contextlib.ExitStack, unlogged: UnloggedRows, index_at: IndexAt
     ) -> IndexLog:
         index_log = IndexLog(
-            self.space.drives.all,
-            self.device.pool_fds,
-            self.index,
-            unlogged,
-            self.numbers,
-            self.open.ready,
-            self.open.inodes,
-            self.unfinished,
-            self.settings,
-            self.syscalls,
+            *(self.space.drives.all, self.device.pool_fds, self.index, unlogged, self.numbers),
+            *(self.open.ready, self.open.inodes, self.unfinished, self.settings, self.syscalls),
             index_at=index_at,
         )
         stack.callback(index_log.end)

@@ -1,28 +1,49 @@
 """The verbs of `kvfs drive` on the control socket: what of a pool's drives changes while it serves.
 
-One change at a time. What a drive is to be is written to it first, in a thread, and counts then.
+One change at a time. A drive that is to be drained is told so first, in a thread, and counts then.
+
+A drive that is added was made by the command, with the longer list of drives in its header. Then
+the order is: the supervisor holds it; a note tells the next server of it; the headers of the others
+have the longer list; the next server takes over, and it alone puts blocks there. If that ends after
+any of these, the next server or the next start goes on with the longest list that it finds.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import trio
 
-from kvfs.core.errors import ServeFailed, UsageError
+from kvfs.core.drives import SERIAL_END
+from kvfs.core.errors import CommandError, ServeFailed, UsageError
+from kvfs.devices import Device, DirectoryReserve, open_one_more
+from kvfs.devices.pool_drives import SERVED_DRIVES_MAX, bring_up_to_date, in_order
+from kvfs.devices.pool_files import one_more_header
 from kvfs.engine.eviction.drains import number_of
 from kvfs.engine.store import Store
+from kvfs.machine.held_files import HeldFiles
 from mount.control.socket import Verb
+from mount.process.succession import Succession, leave_one_more
+
+#: Has another server take over; returns only by an error.
+Replace = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class DriveVerbs:
     """The verbs of one mount."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, held: HeldFiles, of: Succession, replace: Replace) -> None:
+        """*of* is what *held* outlives this server with; *replace* is the verb ``upgrade``."""
         self._store: Final = store
+        self._held: Final = held
+        self._of: Final = of
+        self._replace: Final = replace
         self._one: Final = trio.Lock()
+        #: One that was added, and that the next server serves.
+        self._added: Device | None = None
 
     def table(self) -> dict[str, Verb]:
         """Return the verbs by name."""
-        return {"drive-drain": self._drain}
+        return {"drive-drain": self._drain, "drive-plan": self._plan, "drive-add": self._add}
 
     async def _drain(self, args: dict[str, Any]) -> dict[str, Any]:
         """Empty ``drive``, or with ``undo`` let it take blocks again; return what it holds.
@@ -30,8 +51,7 @@ class DriveVerbs:
         Raises UsageError, DriveNeeded, ServeFailed.
         """
         drains, draining = self._store.drains, args.get("undo") is not True
-        if self._store.pool.settings.read_only:
-            raise UsageError("the mount is read-only")
+        self._refuse_read_only()
         async with self._one:
             drive = drains.drive(number_of(args.get("drive")))
             if draining:
@@ -52,3 +72,78 @@ class DriveVerbs:
             "blocks": left.blocks,
             "used_bytes": left.used_bytes,
         }
+
+    async def _plan(self, _args: dict[str, Any]) -> dict[str, Any]:
+        """Return the header of a drive that may be added, and the sources of those that are there.
+
+        Raises UsageError, ServeFailed.
+        """
+        self._require_room()
+        device = self._store.pool.device
+        header = one_more_header(device.header)
+        several = header.membership._asdict()
+        header_fields = header._asdict() | {"several": several}
+        return {"header": header_fields, "sources": [drive.source for drive in device.drives]}
+
+    async def _add(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Add the drive ``source``, which is made already, and have the next server take over.
+
+        Returns only if that fails: then ``why`` says so, and the drive is added all the same.
+        Raises CommandError, with nothing changed.
+        """
+        source = args.get("source")
+        if not isinstance(source, str):
+            raise UsageError("source: must be a text")
+        async with self._one:
+            self._require_room()
+            self._added = await trio.to_thread.run_sync(self._open, source)
+            device = self._store.pool.device
+            try:
+                leave_one_more(self._held, self._of.notes, device, self._added)
+            except ServeFailed:
+                self._added.close()
+                self._added = None
+                raise
+            try:
+                await trio.to_thread.run_sync(bring_up_to_date, device)
+                await self._replace(args)
+            except CommandError as error:
+                why = f"drive {len(device.drives)} is added, and the next server serves it: {error}"
+                return {"why": why}
+        raise ServeFailed("the server that was to take over did not")
+
+    def _open(self, source: str) -> Device:
+        """Return the drive *source*, the next of this pool; in any thread. Raises CommandError."""
+        settings, device = self._store.pool.settings, self._store.pool.device
+        reserve = DirectoryReserve(
+            settings.directory_reserve_share, settings.directory_reserve_bytes
+        )
+        more = open_one_more(source, reserve=reserve)
+        try:
+            if more.header.membership.drive != len(device.drives):
+                raise UsageError(f"{source} is not the next drive of this pool")
+            in_order([*device.drives, more])
+        except BaseException:
+            more.close()
+            raise
+        return more
+
+    def _require_room(self) -> None:
+        """Raise UsageError or ServeFailed unless one more drive can be added now."""
+        self._refuse_read_only()
+        pool = self._store.pool
+        if not self._of.may_be_followed:
+            raise ServeFailed("no server can take over this mount: unmount it first")
+        if self._added is not None:
+            raise ServeFailed("a drive was added that is not served yet: `kvfs upgrade` first")
+        if len(pool.device.drives) >= SERVED_DRIVES_MAX:
+            raise UsageError(f"a pool has at most {SERVED_DRIVES_MAX} drives")
+        if not pool.device.more and pool.numbers.next >= SERIAL_END:
+            raise UsageError(
+                "this pool has given out too many inode numbers to have a second drive: make a "
+                "new one of both"
+            )
+
+    def _refuse_read_only(self) -> None:
+        if self._store.pool.settings.read_only:
+            raise UsageError("the mount is read-only")

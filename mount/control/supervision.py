@@ -16,12 +16,15 @@ from kvfs.core.errors import FormatUnknown, ServeFailed, UsageError
 from kvfs.core.records import INDEX_FORMAT
 from kvfs.devices import Device
 from kvfs.devices.pool_files import FORMAT_VERSION
+from kvfs.engine.store import Store
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.journal import JOURNAL_VERSION
 from kvfs.storage.outliving import NOTES_VERSION
+from mount.control.drive_verbs import DriveVerbs
 from mount.control.socket import Verb
 from mount.files.handles import HANDLES_VERSION
 from mount.fuse.init_reply import agree
+from mount.process.succession import Succession
 
 _log: Final = logging.getLogger(__name__)
 
@@ -82,8 +85,9 @@ async def say_alive(held: HeldFiles) -> None:
 class Supervision:
     """Takes what the supervisor says, and asks it for an upgrade."""
 
-    def __init__(self, held: HeldFiles) -> None:
+    def __init__(self, held: HeldFiles, store: Store, of: Succession) -> None:
         self._held = held
+        self._drives = DriveVerbs(store, held, of, self._upgrade)
         #: Why the upgrade that was asked for last has failed.
         self._failures: trio.MemorySendChannel[str] | None = None
 
@@ -103,8 +107,8 @@ class Supervision:
         )
 
     def table(self) -> dict[str, Verb]:
-        """Return its verb by name."""
-        return {"upgrade": self._upgrade}
+        """Return its verbs by name, and those that end with another server."""
+        return {"upgrade": self._upgrade, **self._drives.table()}
 
     async def _upgrade(self, args: dict[str, Any]) -> dict[str, Any]:
         """Have a server of ``program``, a command line, take over: the verb of `kvfs upgrade`.

@@ -48,7 +48,6 @@ from kvfs.engine.names.named import (
 from kvfs.engine.store import Store
 from kvfs.pool.figures.touch_recordings import KeyedNames
 from kvfs.pool.rules.paths import path_of
-from mount.control.drive_verbs import DriveVerbs
 from mount.control.socket import Verb
 
 _log: Final = logging.getLogger(__name__)
@@ -170,7 +169,6 @@ class CommandVerbs:
             "hottest": self._hottest,
             **self._jobs.table(),
             **RecordVerbs(self._store).table(),
-            **DriveVerbs(self._store).table(),
         }
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices import Device, DirectoryReserve, open_source
 from kvfs.devices.device import Noted, inherit_device, noted_device
+from kvfs.devices.pool_drives import bring_up_to_date, in_order
 from kvfs.devices.stand_in import stand_in
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import (
@@ -56,6 +57,11 @@ class Succession(NamedTuple):
     def notes(self) -> Notes:
         """The table of notes."""
         return self.outliving.notes
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether the next server can go on with what this one leaves."""
+        return self.takes_over or self.notes.get(_DEVICE_NOTE) is not None
 
     @property
     def takes_over(self) -> bool:
@@ -120,10 +126,15 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     note = outliving.notes.get(_DEVICE_NOTE)
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
+    notes = outliving.notes.get(_MORE_NOTE) or ()
     first = _inherited(given, FIRST_DRIVE, note)
-    more = enumerate(outliving.notes.get(_MORE_NOTE) or (), 1)
+    more = enumerate(notes, 1)
     others = [_inherited_if_usable(given, first, DriveNo(drive), one) for drive, one in more]
+    first, *others = in_order([first, *others])
     first.take_in(others, settings.capacity_bytes)
+    if not settings.read_only:
+        bring_up_to_date(first)
+    _let_go(held, len(first.drives))
     return Succession(
         outliving, given[_HANDLES], given[_DEVICE_FILE], given.get(_ABORT_FILE, -1), first
     )
@@ -159,6 +170,17 @@ def _inherited_if_usable(
     return _inherited(given, drive, note)
 
 
+def _let_go(held: HeldFiles, drives: int) -> None:
+    """Close what the supervisor holds of one more drive than *drives*, of which there is no note.
+
+    The last server was killed while it was added.
+    """
+    prefix = _DRIVE.format(drives)
+    for name in [name for name in held.given if name.startswith(prefix)]:
+        held.drop(name)
+        os.close(held.given.pop(name))
+
+
 def _outliving(held: HeldFiles, settings: Settings) -> Outliving:
     """Return what the last server left in memory. Raises FormatUnknown.
 
@@ -184,16 +206,31 @@ def leave(held: HeldFiles, of: Succession, device: Device, fuse_fd: int) -> None
     of.notes.put(_DEVICE_NOTE, noted_device(device))
     if device.more:
         of.notes.put(_MORE_NOTE, tuple(map(noted_device, device.more)))
-    for drive, one in enumerate((device, *device.more)):
-        if one.why_missing:
-            continue  # the next server makes a stand-in of its own
-        prefix = _DRIVE.format(drive) if drive else ""
-        for number, fd in enumerate(one.held_fds):
-            held.hold(f"{prefix}{_CLAIM}{number}", fd)
-        held.hold(f"{prefix}{_POOL}", one.pool_fd)
+    for drive, one in enumerate(device.drives):
+        if not one.why_missing:  # the next server makes a stand-in of its own
+            _hold(held, drive, one)
     held.hold(_HANDLES, of.handles_fd)
     held.hold(_JOURNAL, of.outliving.journal_fd)
     held.hold(_NOTES, of.outliving.notes_fd)
     held.hold(_UNDURABLE, of.outliving.undurable_fd)
     held.hold(_EVICTED, of.outliving.evicted_fd)
     held.hold(_DEVICE_FILE, fuse_fd)
+
+
+def leave_one_more(held: HeldFiles, notes: Notes, device: Device, more: Device) -> None:
+    """Give the supervisor one *more* drive of *device*'s pool, which the next server is to have.
+
+    Raises ServeFailed, with nothing left, if it does not take it.
+    """
+    if not _hold(held, len(device.drives), more):
+        raise ServeFailed("there is no supervisor any more: mount again")
+    # Only now: a note of a drive that nobody holds would keep the next server from starting.
+    notes.put(_MORE_NOTE, tuple(map(noted_device, (*device.more, more))))
+
+
+def _hold(held: HeldFiles, drive: int, one: Device) -> bool:
+    """Have the files of *drive* held; whether the supervisor takes them."""
+    prefix = _DRIVE.format(drive) if drive else ""
+    for number, fd in enumerate(one.held_fds):
+        held.hold(f"{prefix}{_CLAIM}{number}", fd)
+    return held.hold(f"{prefix}{_POOL}", one.pool_fd)

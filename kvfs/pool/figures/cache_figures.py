@@ -212,14 +212,15 @@ class CacheFigures:
         heat: Heat,
         age_ns: Callable[[], int],
         evicted: EvictedNames,
-        numbering: Numbering | None = None,
     ) -> None:
         """*clock_ns*: the clock of records; *age_ns*: that of ages, and so of the *heat*.
 
         *stored*: the bytes of blocks by tenant, as *tenants* say, counted here. *evicted*: the
-        names that this server, and the last one, evicted. *numbering*: that of several drives.
+        names that this server, and the last one, evicted.
         """
-        self._numbering: Final = numbering
+        drives = len(heat.held_on)
+        #: None: there is one drive.
+        self._drive_of: Final = Numbering(drives).drive if drives > 1 else None
         self._heat: Final = heat
         self._age_ns: Final = age_ns
         self._monotonic_s: Final = monotonic_s
@@ -274,7 +275,7 @@ class CacheFigures:
 
     def tally_of(self, ino: InodeNo, record: InodeRecord) -> Tally:
         """Return where the block *ino* with *record*, and its further loads, are counted."""
-        drive = FIRST_DRIVE if self._numbering is None else self._numbering.drive(ino)
+        drive = FIRST_DRIVE if self._drive_of is None else self._drive_of(ino)
         return self.tallies.of(record.parent, record.name, drive)
 
     def closed(self, ino: InodeNo, before: InodeRecord, record: InodeRecord) -> None:
