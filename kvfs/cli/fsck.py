@@ -14,7 +14,15 @@ from kvfs.cli.arguments import add_match, add_sources, locate, source_of, wanted
 from kvfs.cli.failures import need_root
 from kvfs.cli.follow import follow, progress_bar
 from kvfs.cli.parser import add_verb
-from kvfs.core.errors import NO_SPACE, CheckFailed, NoSpace, SourceDamaged, SourceFull, WrongBytes
+from kvfs.core.errors import (
+    NO_SPACE,
+    CheckFailed,
+    DriveMissing,
+    NoSpace,
+    SourceDamaged,
+    SourceFull,
+    WrongBytes,
+)
 from kvfs.core.pool_layout import QUARANTINE, STRAYS
 from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size
@@ -55,6 +63,13 @@ def run(args: argparse.Namespace) -> int:
         found = count_of(left, "problem")
         repair = f"`kvfs fsck {args.source} --repair` repairs {'it' if left == 1 else 'them'}"
         raise CheckFailed(f"{args.source}: {found}; {repair}")
+    if report.missing:
+        drives = ", ".join(f"drive {number} (UUID {uuid})" for number, uuid in report.missing)
+        unchecked = count_of(report.unchecked, "block")
+        raise DriveMissing(
+            f"{args.source}: {drives} cannot be found, so {unchecked} there were not checked; "
+            "a mount without it forgets them"
+        )
     return 0
 
 
@@ -86,6 +101,8 @@ def _print(args: argparse.Namespace, report: "FsckReport") -> None:
             "source": args.source,
             "problems": report.problems,
             "found": report.found,
+            "missing_drives": {str(number): uuid for number, uuid in report.missing},
+            "unchecked": report.unchecked,
             "repaired": report.repaired,
             "blocks": report.blocks,
             "directories": report.directories,

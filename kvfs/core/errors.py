@@ -318,6 +318,12 @@ class SyncedTooLittle(CommandError):
     exit_code = 25
 
 
+class DriveMissing(CommandError):
+    """fsck found no damage, and could not look at a drive that is missing."""
+
+    exit_code = 28
+
+
 class DriveNeeded(CommandError):
     """The drive cannot be drained or removed."""
 

@@ -200,6 +200,19 @@ def test_a_read_only_store_has_the_rest(pool: Host) -> None:
     assert tree(pool.start()) == without(found, -1), "nothing was given up"
 
 
+@pytest.mark.parametrize("repair", [False, True])
+def test_fsck_checks_the_rest(pool: Host, *, repair: bool) -> None:
+    found, away = store_nine(pool), Away(pool)
+    pool.stop()
+    away.take(1)
+    report = pool.check(repair=repair)
+    assert not report.problems
+    assert [drive for drive, _ in report.missing] == [1]
+    assert (report.blocks, report.unchecked) == (9, 3)
+    away.bring_back(1)
+    assert tree(pool.start()) == without(found, -1), "nothing was given up"
+
+
 def test_while_requests_are_served_the_rest_goes_on(pool: Host) -> None:
     found, away = store_nine(pool), Away(pool)
     pool.stop()

@@ -107,6 +107,7 @@ class _Check:
         self._progress = progress
         self._repair = repair
         self._report = FsckReport()
+        self._report.missing = tuple((one.header.drive, one.uuid) for one in device.missing)
         #: Whether repairs have begun.
         self._is_begun = False
         #: Whether RUN says that the pool was stopped cleanly.
@@ -250,6 +251,7 @@ class _Check:
             self._report,
             before_repair=repair,
             leftovers=leftovers,
+            missing=[drive for drive, _ in self._report.missing],
         )
         drives = len(self._pool_fds)
         rows = RowCheck(index, self._report, before_repair=repair, drives=drives)

@@ -4,8 +4,9 @@ import contextlib
 import functools
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
+from kvfs.core.drives import Numbering
 from kvfs.core.errors import Damaged, NoSpace
 from kvfs.core.inode_rules import identity_of
 from kvfs.core.lifecycle import SETTLED, State, carries_identity
@@ -34,17 +35,23 @@ class FileCheck:
         *,
         before_repair: Callable[[], None] | None,
         leftovers: bool,
+        missing: Container[int] = (),
     ) -> None:
+        """Nothing is asked of the drives that are *missing*."""
         self._index = index
         self._extents = extents
         self._stray_files = stray_files
         self._report = report
         self._before_repair = before_repair
         self._leftovers = leftovers
+        self._missing, self._drive = missing, Numbering(extents.drives).drive
         self.highest = InodeNo(0)
 
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
         """Return why *ino* must be dropped, None if its bytes are right. Mends its identity."""
+        if self._drive(ino) in self._missing:
+            self._report.unchecked += 1
+            return None
         self.highest = max(self.highest, self._extents.serial(ino))
         try:
             return self._look(ino, record)

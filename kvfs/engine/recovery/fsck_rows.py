@@ -64,6 +64,10 @@ class FsckReport:
         #: Files that belong to no inode, kept for a while: inode, bytes, since when (ns).
         self.strays: tuple[tuple[int, int, int], ...] = ()
 
+        #: The drives that are missing, by number and UUID, and how many inodes were not looked at.
+        self.missing: tuple[tuple[int, str], ...] = ()
+        self.unchecked = 0
+
     def problem(self, text: str) -> None:
         """Note a problem."""
         self.found += 1

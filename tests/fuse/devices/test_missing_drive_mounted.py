@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from kvfs.core.errors import SourceMissing, UsageError
+from kvfs.core.errors import DriveMissing, SourceMissing, UsageError
 from kvfs.core.source_list import listed, sources_of
 from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
 from tests.support.clients.stamped import seed_of
@@ -86,6 +86,11 @@ def test_the_rest_is_served_and_a_line_says_what_is_missing(mount: Mounted) -> N
     uuid = mount.status()["drives"][f"{AWAY}"]["uuid"]
     mount.stop()
     take_away(mount)
+    checked = run_kvfs("fsck", *sources_of(mount.source), check=False)
+    assert checked.returncode == DriveMissing.exit_code
+    assert f"drive {AWAY} (UUID {uuid}) cannot be found" in checked.stderr
+    assert f"so {len(lost)} blocks there were not checked" in checked.stderr
+    assert "30 blocks, 1 directory, no problem" in checked.stdout
     strict = run_kvfs("mount", "--all-drives", mount.source, str(mount.path), check=False)
     assert strict.returncode == SourceMissing.exit_code
     assert f"drive {AWAY} (UUID {uuid}) cannot be found" in strict.stderr
