@@ -83,7 +83,8 @@ def steps() -> list[str]:
 def package() -> Path:
     if given := os.environ.get("KVFS_DEB"):
         return Path(given)
-    subprocess.run(["make", "deb"], cwd=ROOT, check=True)
+    built = subprocess.run(["make", "deb"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
     return ROOT / "dist" / PACKAGE
 
 
