@@ -43,8 +43,9 @@ quota = "100G"
 weight = 3
 ```
 
-- A flag of `kvfs mount` goes over the file: `--capacity`, `--fsync`, `--data-path`, `--guard`,
-  `--all-drives`, `-o uid=1000,gid=1000,mode=0755`, and `--set NAME=VALUE` for every setting.
+- A flag of `kvfs mount` goes over the file: `--capacity`, `--encrypt`, `--fsync`, `--data-path`,
+  `--guard`, `--all-drives`, `-o uid=1000,gid=1000,mode=0755`, and `--set NAME=VALUE` for every
+  setting.
 - In fstab each setting is an option: `capacity_bytes=500G`.
 - `kvfs mount --print-settings` shows what is in force, and why each default is what it is. The page
   `man kvfs.conf` tells the same.
@@ -86,6 +87,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
         "capacity_bytes": Words(
             "most bytes that all blocks may take together",
             "to leave a part of the drive to others, or to flash for its own wear levelling",
+        ),
+        "encrypt": Words(
+            "how a blank source is encrypted, and how an encrypted one is opened",
+            "where whoever gets the drive must not read what is on it ([security.md](security.md))",
         ),
         "uid": Words("owner of the root directory", "if connectors do not run as root"),
         "gid": Words("group of the root directory", "the same"),

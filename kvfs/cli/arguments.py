@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from kvfs.client.servers import answer_of, status_of
+from kvfs.core.encryption import Encryption, parse_encryption
 from kvfs.core.errors import NotMounted, PathMissing, SourceBlank, SourceForeign, UsageError
 from kvfs.core.sizes import parse_size
 from kvfs.core.source_list import listed, sources_of
@@ -79,6 +80,32 @@ def seconds_to(most_s: float) -> Callable[[str], float]:
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the SOURCEs of a pool that is not mounted (``source_of``)."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+")
+
+
+def add_encrypt(parser: argparse.ArgumentParser) -> None:
+    """Add how a pool is encrypted (``encryption_of``)."""
+    parser.add_argument(
+        "--encrypt",
+        metavar="HOW",
+        help="ephemeral (the key is gone with the next boot), key-file=FILE or tpm; needs "
+        "cryptsetup",
+    )
+
+
+def absolute_key_file(how: str | None, directory: str = "") -> str | None:
+    """Return the flag *how* with the path of its key file from *directory* on, if it has one."""
+    name, equals, path = (how or "").partition("=")
+    if not path:
+        return how
+    return f"{name}{equals}{os.path.abspath(os.path.join(directory, path))}"
+
+
+def encryption_of(how: str | None) -> Encryption | None:
+    """Return what the flag --encrypt asks for. Raises UsageError."""
+    try:
+        return parse_encryption(absolute_key_file(how) or "")
+    except ValueError as error:
+        raise UsageError(f"--encrypt: {error}") from None
 
 
 def source_of(given: Sequence[str]) -> str:

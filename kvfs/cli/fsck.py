@@ -10,7 +10,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvfs.cli.arguments import add_match, add_sources, locate, source_of, wanted_pool
+from kvfs.cli.arguments import (
+    add_encrypt,
+    add_match,
+    add_sources,
+    encryption_of,
+    locate,
+    source_of,
+    wanted_pool,
+)
 from kvfs.cli.failures import need_root
 from kvfs.cli.follow import follow, progress_bar
 from kvfs.cli.parser import add_verb
@@ -30,6 +38,7 @@ from kvfs.machine.process_limits import require_file_size, require_open_files
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
+    from kvfs.core.encryption import Encryption
     from kvfs.engine.recovery.fsck_rows import FsckReport
 
 
@@ -45,6 +54,7 @@ def configure(subparsers: "Subparsers") -> None:
         example="kvfs fsck /dev/nvme0n1 --repair",
     )
     add_sources(parser)
+    add_encrypt(parser)
     parser.add_argument("--repair", action="store_true", help="repair what is damaged")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -53,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Check and print; the exit code tells whether damage is left."""
     need_root("kvfs fsck")
     args.source = source_of(args.sources)
-    report = _check(args.source, repair=args.repair)
+    report = _check(args.source, encryption_of(args.encrypt), repair=args.repair)
     _print(args, report)
     left = report.found - report.repaired
     if left > 0 and args.repair:
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(source: str, *, repair: bool) -> "FsckReport":
+def _check(source: str, encryption: "Encryption | None", *, repair: bool) -> "FsckReport":
     from kvfs.core.settings import Settings
     from kvfs.devices import open_source
     from kvfs.engine.recovery.fsck import check_pool
@@ -82,7 +92,7 @@ def _check(source: str, *, repair: bool) -> "FsckReport":
     require_open_files(Settings().open_files_max)
     with (
         wanted_pool(source),
-        open_source(source, read_only=not repair) as device,
+        open_source(source, read_only=not repair, encryption=encryption) as device,
         progress_bar("checking", counted=True) as progress,
     ):
         try:

@@ -6,7 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvfs.cli.arguments import absolute_sources, add_sources, size_of, source_of, wanted_pool
+from kvfs.cli.arguments import (
+    absolute_sources,
+    add_encrypt,
+    add_sources,
+    encryption_of,
+    size_of,
+    source_of,
+    wanted_pool,
+)
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, table_lines
@@ -40,6 +48,7 @@ def configure(subparsers: "Subparsers") -> None:
         metavar="SIZE",
         help="limit for the data, e.g. 500G, in equal parts (default: all of each SOURCE)",
     )
+    add_encrypt(parser)
     parser.add_argument(
         "--force",
         action="store_true",
@@ -51,15 +60,20 @@ def configure(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the pool."""
     capacity_bytes = size_of(args.capacity, "--capacity")
+    encryption = encryption_of(args.encrypt)
     need_root("kvfs mkfs")
     from kvfs.devices import format_drives, new_image_notes
     from kvfs.engine.recovery.rebuild import found_pool
 
     require_file_size()
     sources = sources_of(source_of(args.sources))
-    notes = list(new_image_notes(sources, capacity_bytes))
+    notes = list(new_image_notes(sources, capacity_bytes, encryption))
     headers = format_drives(
-        sources, capacity_bytes=capacity_bytes, force=args.force, fill=found_pool
+        sources,
+        capacity_bytes=capacity_bytes,
+        force=args.force,
+        fill=found_pool,
+        encryption=encryption,
     )
     for note in notes:
         print(f"kvfs: {printable(note)}", file=sys.stderr)
@@ -106,8 +120,9 @@ def configure_destroy(subparsers: "Subparsers") -> None:
         subparsers,
         "destroy",
         run_destroy,
-        description="Remove the pool in SOURCE. A SOURCE that is not a pool, or is mounted, is "
-        "refused and left as it is.\nOf a pool of several drives give all.",
+        description="Remove the pool in SOURCE; of an encrypted one erase the key first. A SOURCE "
+        "that is not a pool, or is mounted, is refused and left as it is.\nOf a pool of several "
+        "drives give all.",
         example="kvfs destroy /dev/nvme0n1 --yes",
     )
     add_sources(parser)

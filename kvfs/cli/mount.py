@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvfs.cli.arguments import absolute_sources
+from kvfs.cli.arguments import absolute_key_file, absolute_sources, add_encrypt
 from kvfs.cli.failures import need_root
 from kvfs.cli.parser import add_verb
 from kvfs.cli.tables import console_for_tables
@@ -30,6 +30,7 @@ _FLAGS: Final = (
     "mountpoint",
     "name",
     "capacity_bytes",
+    "encrypt",
     "fsync",
     "data_path",
     "log_file",
@@ -58,6 +59,7 @@ def configure(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", dest="capacity_bytes", help="limit for the data, e.g. 500G"
     )
+    add_encrypt(parser)
     parser.add_argument(
         "-o",
         metavar="OPTIONS",
@@ -110,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("mountpoint", "config", "log_file"):
         if given := getattr(args, name):  # the server runs in /, and reads them again
             setattr(args, name, os.path.abspath(os.path.join(args.started_in, given)))
+    args.encrypt = absolute_key_file(args.encrypt, args.started_in)
     if args.print_settings:
         _print_settings(args)
         return 0

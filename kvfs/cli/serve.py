@@ -14,6 +14,7 @@ from kvfs.cli.mount_background import ReadyPipe
 from kvfs.cli.mount_checks import check_place, check_tenants, prepare_mountpoint
 from kvfs.cli.standard_streams import say
 from kvfs.client.dead_mount import DeadMount
+from kvfs.core.encryption import parse_encryption
 from kvfs.core.errors import NO_SPACE, KvfsError, ServeFailed, SourceBlank, SourceFull
 from kvfs.core.mount_name import dead_path
 from kvfs.core.settings import Settings
@@ -186,18 +187,22 @@ def _serve_or_format(
     try:
         serve.run(settings, held, ready, load, remark, progress)
         return
-    except SourceBlank:
+    except SourceBlank as blank:
         if settings.read_only:
             raise
+        found = blank.found
     # Outside of the handler, because later errors have nothing to do with the blank source.
-    _log.info("%s is blank: making a pool in it", settings.source)
-    notes = list(new_image_notes(sources_of(settings.source), settings.capacity_bytes))
+    _log.info("%s: making a pool in %s", found, settings.source)
+    encryption = parse_encryption(settings.encrypt)
+    sources = sources_of(settings.source)
+    notes = list(new_image_notes(sources, settings.capacity_bytes, encryption))
     with stops_raise():
         format_source(
             settings.source,
             capacity_bytes=settings.capacity_bytes,
             force=False,
             fill=found_pool,
+            encryption=encryption,
         )
     for note in notes:
         remark(note)

@@ -16,6 +16,7 @@ from kvfs.core.sizes import format_size, shown_rate
 _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "Mount": {
         "source": "source",
+        "encryption": "encrypted",
         "device_state": "device",
         "data_path": "data path",
         "data_path_reason": "reason",

@@ -330,6 +330,12 @@ class DriveNeeded(CommandError):
     exit_code = 27
 
 
+class KeyUnusable(CommandError):
+    """The key of an encrypted SOURCE is missing, unfit, wrong, or went with the last boot."""
+
+    exit_code = 29
+
+
 class _SpaceErrors:
     """Turns ENOSPC and EDQUOT of a ``with`` block into NoSpace; a generator takes 3 us more."""
 

@@ -28,13 +28,15 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    parse: Callable[[str], object] | None = None,
 ) -> _Value:
     """Declare a field of ``Settings``; *reason* says why *default* is the default.
 
     *unit* is ``bytes``, ``s``, ``us``, ``share``, ``octal`` or empty; *low* and *high* are
-    inclusive.
+    inclusive. *parse* raises ValueError for a text that makes no sense.
     """
-    return field(default=default, metadata=_metadata(reason, unit, low, high, choices))
+    metadata = {**_metadata(reason, unit, low, high, choices), "parse": parse}
+    return field(default=default, metadata=metadata)
 
 
 def share(default: float, reason: str) -> float:
@@ -115,6 +117,8 @@ def _as_text(declared: Field[Any], value: object) -> str:
     if choices and value not in choices:
         raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
     refuse_control_characters(value)
+    if (parse := declared.metadata["parse"]) is not None:
+        parse(value)
     return value
 
 

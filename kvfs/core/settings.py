@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any, Final, Self
 
 from kvfs.core.directory_policy import policies_of
+from kvfs.core.encryption import parse_encryption
 from kvfs.core.entitlements import tenants_table
 from kvfs.core.setting_values import (
     converted,
@@ -57,6 +58,11 @@ class Settings:
         "not set: what mkfs was told, else all that SOURCE offers",
         unit="bytes",
         low=CAPACITY_MIN_BYTES,
+    )
+    encrypt: str = setting(
+        "",
+        "not set: a blank SOURCE is not encrypted; ephemeral, key-file=FILE or tpm",
+        parse=parse_encryption,
     )
     uid: int | None = setting(
         None, "not set: the root directory keeps its owner (0 in a new pool)", low=0, high=_ID_MAX

@@ -4,14 +4,13 @@ from kvfs.devices.device import Device, DirectoryReserve, Fill, SourceKind
 from kvfs.devices.image import new_image_notes
 from kvfs.devices.open_pool import open_drives, open_one_more, open_source
 from kvfs.devices.pool_files import PoolHeader
+from kvfs.devices.released import recognise, wait_released
 from kvfs.devices.source import (
     destroy_source,
     format_drives,
     format_one_more,
     format_source,
-    recognise,
     unmake_drive,
-    wait_released,
 )
 
 __all__ = [

@@ -46,9 +46,14 @@ def refuse_busy(path: str) -> None:
     os.close(claim(path))
     if loop.is_loop(path) and (others := list(loop.others_of(path))):
         raise SourceBusy(f"{path} is in use: its file is attached to {', '.join(others)} as well")
-    holders = list(_holders(_sys_path(os.stat(path).st_rdev)))
+    holders = holders_of(path)
     if holders:
         raise SourceBusy(f"{path} is in use: held by {', '.join(holders)}")
+
+
+def holders_of(path: str) -> list[str]:
+    """Return what the kernel calls the block devices that lie on block device *path*."""
+    return list(_holders(_sys_path(os.stat(path).st_rdev)))
 
 
 def has_unknown_user(path: str) -> bool:

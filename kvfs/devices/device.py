@@ -13,6 +13,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.sizes import GIB, MIB, format_size
 from kvfs.core.source_list import listed
 from kvfs.core.types import DriveNo, round_up
+from kvfs.devices.mapped import encryption_below
 from kvfs.devices.pool_files import PoolHeader, read_header
 from kvfs.storage.run_state import RunPlace
 
@@ -122,7 +123,10 @@ class Device:
         self.superblock = superblock
         #: What the index in memory is called after: copies of a pool have one UUID, and are never
         #: served at the same time, unless in other directories or file systems.
-        self.index_id = f"{header.uuid} {superblock} {os.fstat(pool_fd).st_ino}"
+        status = os.fstat(pool_fd)
+        self.index_id = f"{header.uuid} {superblock} {status.st_ino}"
+        #: What encrypts this drive (``encryption_below``). Asked now: a drive may fail later.
+        self.encrypted_by = encryption_below(status.st_dev)
         #: The pool's other drives, by their numbers from 1 on.
         self.more: tuple[Device, ...] = ()
         #: Why this drive of a pool of several is missing, and has a stand-in here (stand_in.py);
@@ -183,6 +187,12 @@ class Device:
         return (self, *self.more)
 
     @property
+    def encryption(self) -> str:
+        """How all drives of the pool that are there are encrypted; empty if one is not."""
+        ways = [one.encrypted_by for one in self.drives if not one.why_missing]
+        return ", ".join(sorted(set(ways))) if all(ways) else ""
+
+    @property
     def pool_fds(self) -> tuple[int, ...]:
         """The directories of all drives of the pool, by number."""
         return (self.pool_fd, *(other.pool_fd for other in self.more))
@@ -211,7 +221,8 @@ class Device:
     def describe(self) -> str:
         """Return the device in words, for the log and ``kvfs status``."""
         what = f"{_KIND_WORDS[self.kind]} {self.sources}"
-        return f"{what} ({self.fs_type}, capacity {format_size(self.capacity_bytes)})"
+        key = f", encrypted: {self.encryption}" if self.encryption else ""
+        return f"{what} ({self.fs_type}, capacity {format_size(self.capacity_bytes)}{key})"
 
     def close(self) -> None:
         """Close everything; a second call does nothing."""

@@ -11,8 +11,9 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvfs.core.encryption import Encryption, header_bytes
 from kvfs.core.errors import (
     NO_SPACE,
     SourceBusy,
@@ -23,7 +24,7 @@ from kvfs.core.errors import (
 )
 from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, round_up
-from kvfs.devices import block, loop, probe, xfs
+from kvfs.devices import block, dm_crypt, loop, probe, xfs
 from kvfs.devices.busy import Outlived, is_alive, lock_holders, outlived
 from kvfs.devices.device import XFS_MIN_BYTES, Device, Fill, image_size_bytes
 from kvfs.devices.pool_files import PoolHeader
@@ -41,22 +42,34 @@ _UNWRITABLE: Final = {
 
 
 def require_formattable(
-    path: str, *, size_bytes: int | None, capacity_bytes: int | None, force: bool
+    path: str,
+    *,
+    size_bytes: int | None,
+    capacity_bytes: int | None,
+    force: bool,
+    encryption: Encryption | None = None,
 ) -> None:
     """Raise what keeps image file *path*, there or not, from being made a drive of a pool.
 
     That is what format_image raises. Nothing is written.
     """
     _refuse_kvfs(path)
+    wish = _Wish(size_bytes, capacity_bytes, encryption)
     if not os.path.exists(path):
-        _size_to_create(path, size_bytes, capacity_bytes)
+        _size_to_create(path, wish)
         return
     with _locked(path) as image_fd:
-        _size_to_use(image_fd, path, size_bytes, capacity_bytes, force=force)
+        _size_to_use(image_fd, path, wish, force=force)
 
 
 def format_image(
-    path: str, header: PoolHeader, *, size_bytes: int | None, force: bool, fill: Fill
+    path: str,
+    header: PoolHeader,
+    *,
+    size_bytes: int | None,
+    force: bool,
+    fill: Fill,
+    encryption: Encryption | None = None,
 ) -> PoolHeader:
     """Make a pool with *header* in image file *path*, which is created if it is missing.
 
@@ -66,12 +79,12 @@ def format_image(
     created is removed in that case.
     """
     _refuse_kvfs(path)
+    wish = _Wish(size_bytes, header.capacity_bytes, encryption)
     if not os.path.exists(path):
-        return _format_new(path, header, size_bytes, fill)
+        return _format_new(path, header, wish, fill)
     with _locked(path) as image_fd:
-        size_bytes = _size_to_use(image_fd, path, size_bytes, header.capacity_bytes, force=force)
-        _allocate(image_fd, path, size_bytes)
-        return _make_pool(image_fd, path, fill, header)
+        _allocate(image_fd, path, _size_to_use(image_fd, path, wish, force=force))
+        return _make_pool(image_fd, path, fill, header, encryption)
 
 
 def open_image(path: str, *, read_only: bool) -> Device:
@@ -90,7 +103,9 @@ def open_image(path: str, *, read_only: bool) -> Device:
             return xfs.open_pool(block_path, path, "image", header, read_only=read_only)
 
 
-def new_image_notes(sources: Sequence[str], capacity_bytes: int | None) -> Iterator[str]:
+def new_image_notes(
+    sources: Sequence[str], capacity_bytes: int | None, encryption: Encryption | None = None
+) -> Iterator[str]:
     """Yield a line on how much more than its blocks each image takes that is about to be made.
 
     *capacity_bytes* is that of the whole pool in *sources*; those that are there already are none.
@@ -103,7 +118,8 @@ def new_image_notes(sources: Sequence[str], capacity_bytes: int | None) -> Itera
     for path in sources:
         if not os.path.lexists(path):
             blocks = f"{format_size(part_bytes)} of blocks"
-            yield f"{path} takes {format_size(size_bytes)} for {blocks}{why}"
+            taken = format_size(size_bytes + header_bytes(encryption))
+            yield f"{path} takes {taken} for {blocks}{why}"
 
 
 def outlives(path: str) -> bool:
@@ -131,10 +147,30 @@ def destroy_image(path: str) -> None:
     """Make image file *path*, which holds a pool, blank. Raises what open_image raises."""
     with _locked(path) as image_fd:
         _header_in(image_fd, path)
-        try:
-            probe.zero_edges(image_fd)
-        except OSError as error:
-            raise SourceDamaged(f"{path}: {error.strerror}") from error
+        _blank(image_fd, path)
+
+
+def blank_image(path: str) -> None:
+    """Make image file *path* blank, whatever it holds. Raises SourceBusy, SourceDamaged."""
+    with _locked(path) as image_fd:
+        _blank(image_fd, path)
+
+
+def _blank(image_fd: int, path: str) -> None:
+    try:
+        probe.zero_edges(image_fd)
+    except OSError as error:
+        raise SourceDamaged(f"{path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def image_as_block(path: str) -> Iterator[str]:
+    """Yield a loop device for image file *path*, which no other has; it ends with its last user.
+
+    Raises SourceMissing, SourceBusy, SourceDamaged, ToolMissing.
+    """
+    with _locked(path) as image_fd, _attached(image_fd, path) as block_path:
+        yield block_path
 
 
 def refuse_busy_image(path: str) -> None:
@@ -143,28 +179,41 @@ def refuse_busy_image(path: str) -> None:
         pass
 
 
-def _size_to_use(
-    image_fd: int,
-    path: str,
-    size_bytes: int | None,
-    capacity_bytes: int | None,
-    *,
-    force: bool,
-) -> int:
+class _Wish(NamedTuple):
+    """What an image is to become: its size if that was said, the blocks in it, and its key."""
+
+    size_bytes: int | None
+    capacity_bytes: int | None
+    encryption: Encryption | None
+
+    def new_size(self, path: str) -> int:
+        """Return the size of an image without one. Raises UsageError."""
+        if self.size_bytes is not None:
+            return round_up(self.size_bytes, PAGE_BYTES)
+        if self.capacity_bytes is not None:
+            return image_size_bytes(self.capacity_bytes) + header_bytes(self.encryption)
+        raise UsageError(f"{path} has no size yet; give it one with --capacity")
+
+    def refuse(self, path: str, size_bytes: int) -> None:
+        """Raise SourceFull or UsageError for a size that is too small."""
+        block.refuse_size(path, size_bytes - header_bytes(self.encryption), self.capacity_bytes)
+
+
+def _size_to_use(image_fd: int, path: str, wish: _Wish, *, force: bool) -> int:
     """Return the size of a pool in the locked image that is there. Raises what keeps it out."""
     probe.refuse_content(path, probe.find_content(path), force=force)
     present_bytes = os.fstat(image_fd).st_size
-    if present_bytes and size_bytes not in (None, present_bytes):
+    if present_bytes and wish.size_bytes not in (None, present_bytes):
         raise UsageError(f"{path} already has a size: {format_size(present_bytes)}")
-    size_bytes = present_bytes or _new_size(path, size_bytes, capacity_bytes)
-    block.refuse_size(path, size_bytes, capacity_bytes)
+    size_bytes = present_bytes or wish.new_size(path)
+    wish.refuse(path, size_bytes)
     return size_bytes
 
 
-def _size_to_create(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
+def _size_to_create(path: str, wish: _Wish) -> int:
     """Return the size of an image that is not there. Raises UsageError, SourceFull."""
-    size_bytes = _new_size(path, size_bytes, capacity_bytes)
-    block.refuse_size(path, size_bytes, capacity_bytes)
+    size_bytes = wish.new_size(path)
+    wish.refuse(path, size_bytes)
     parent = os.path.dirname(os.path.abspath(path))
     space = os.statvfs(parent)
     free_bytes = space.f_bavail * space.f_frsize
@@ -176,8 +225,8 @@ def _size_to_create(path: str, size_bytes: int | None, capacity_bytes: int | Non
     return size_bytes
 
 
-def _format_new(path: str, header: PoolHeader, size_bytes: int | None, fill: Fill) -> PoolHeader:
-    size_bytes = _size_to_create(path, size_bytes, header.capacity_bytes)
+def _format_new(path: str, header: PoolHeader, wish: _Wish, fill: Fill) -> PoolHeader:
+    size_bytes = _size_to_create(path, wish)
     try:
         image_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -186,7 +235,7 @@ def _format_new(path: str, header: PoolHeader, size_bytes: int | None, fill: Fil
         _lock(image_fd, path)  # if it fails, another process was faster: do not remove its file
         try:
             _allocate(image_fd, path, size_bytes)
-            return _make_pool(image_fd, path, fill, header)
+            return _make_pool(image_fd, path, fill, header, wish.encryption)
         except BaseException:
             os.unlink(path)
             raise
@@ -204,16 +253,12 @@ def _refuse_kvfs(path: str) -> None:
         )
 
 
-def _new_size(path: str, size_bytes: int | None, capacity_bytes: int | None) -> int:
-    if size_bytes is not None:
-        return round_up(size_bytes, PAGE_BYTES)
-    if capacity_bytes is not None:
-        return image_size_bytes(capacity_bytes)
-    raise UsageError(f"{path} has no size yet; give it one with --capacity")
-
-
-def _make_pool(image_fd: int, path: str, fill: Fill, header: PoolHeader) -> PoolHeader:
+def _make_pool(
+    image_fd: int, path: str, fill: Fill, header: PoolHeader, encryption: Encryption | None
+) -> PoolHeader:
     with _attached(image_fd, path) as block_path:
+        if encryption is not None:
+            return dm_crypt.make_pool(block_path, path, fill, header, encryption)
         return xfs.make_pool(block_path, path, fill, header, discard=False)
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
+from kvfs.core.encryption import Encryption
 from kvfs.core.errors import (
     SourceBlank,
     SourceBusy,
@@ -15,7 +16,7 @@ from kvfs.core.errors import (
 from kvfs.core.source_list import sources_of
 from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices import block, directory, image
-from kvfs.devices.device import Device, DirectoryReserve
+from kvfs.devices.device import Device, DirectoryReserve, SourceKind
 from kvfs.devices.pool_drives import (
     Unusable,
     bring_up_to_date,
@@ -25,8 +26,10 @@ from kvfs.devices.pool_drives import (
     refuse_twice,
 )
 from kvfs.devices.pool_files import write_errors
-from kvfs.devices.source import RESERVE, kind_to_be, wait_released
+from kvfs.devices.released import kind_to_be, wait_released
+from kvfs.devices.source import RESERVE
 from kvfs.devices.stand_in import stand_in
+from kvfs.devices.unlocked import require_encryptable, unlocked
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 from kvfs.devices.xfs_tools import forget_cut_off
 from kvfs.storage.run_state import distrust_index, read_pool_run
@@ -44,6 +47,7 @@ def open_source(
     capacity_bytes: int | None = None,
     reserve: DirectoryReserve = RESERVE,
     all_drives: bool = False,
+    encryption: Encryption | None = None,
 ) -> Device:
     """Open the pool on *source*, which may list several drives, until the device's ``close``.
 
@@ -55,6 +59,7 @@ def open_source(
         capacity_bytes=capacity_bytes,
         reserve=reserve,
         all_drives=all_drives,
+        encryption=encryption,
     )
 
 
@@ -65,6 +70,7 @@ def open_drives(
     capacity_bytes: int | None = None,
     reserve: DirectoryReserve = RESERVE,
     all_drives: bool = False,
+    encryption: Encryption | None = None,
 ) -> Device:
     """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
 
@@ -73,14 +79,14 @@ def open_drives(
     unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides what the pool was
     made with. Raises SourceBlank if all are blank (kvfs mount then formats them, or creates the
     images), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
-    ToolMissing, NotRoot; in that case nothing in the sources has changed.
+    ToolMissing, NotRoot, KeyUnusable; in that case nothing in the sources has changed.
     """
 
     refuse_twice(sources)
 
     def opened(source: str) -> Device:
-        may_create = capacity_bytes is not None
-        return _open(source, read_only=read_only, may_create=may_create, reserve=reserve)
+        kind = kind_to_be(source, may_create=capacity_bytes is not None)
+        return _open(source, kind, encryption, read_only=read_only, reserve=reserve)
 
     unusable = Unusable({})
     with contextlib.ExitStack() as stack:
@@ -112,7 +118,8 @@ def open_drives(
 
 def open_one_more(source: str, *, reserve: DirectoryReserve = RESERVE) -> Device:
     """Open the one drive *source*, for a pool that it joins. Raises what open_drives raises."""
-    return _open(source, read_only=False, may_create=False, reserve=reserve)
+    kind = kind_to_be(source, may_create=False)
+    return _open(source, kind, None, read_only=False, reserve=reserve)
 
 
 def _open_if_usable(
@@ -173,21 +180,31 @@ def _distrust_if_cut_off(first: Device) -> None:
         )
 
 
-def _open(source: str, *, read_only: bool, may_create: bool, reserve: DirectoryReserve) -> Device:
+def _open(
+    source: str,
+    kind: SourceKind,
+    encryption: Encryption | None,
+    *,
+    read_only: bool,
+    reserve: DirectoryReserve,
+) -> Device:
     """Open one drive; raises what open_source raises."""
-    kind = kind_to_be(source, may_create=may_create)
     if not os.path.exists(source):
         raise SourceBlank(f"{source} does not exist yet", "kvfs mkfs makes an image file of it")
-    if kind in _OPENS:
-        for _ in range(_JOINS_MAX):
+    if kind == "directory":
+        require_encryptable(source, kind, encryption)
+        return directory.open_directory(source, read_only=read_only, reserve=reserve)
+    for _ in range(_JOINS_MAX):
+        try:
+            with unlocked(source, kind, encryption) as mapping:
+                if mapping is None:
+                    return _OPENS[kind](source, read_only=read_only)
+                return block.open_block(mapping.path, read_only=read_only, source=source, kind=kind)
+        except LeftMeanwhile:
+            wait_released(source, joins=True)
+        except FailedButHeld as failed:
             try:
-                return _OPENS[kind](source, read_only=read_only)
-            except LeftMeanwhile:
-                wait_released(source, joins=True)
-            except FailedButHeld as failed:
-                try:
-                    wait_released(source)
-                except SourceBusy:
-                    raise failed from None
-        raise SourceBusy(f"{source} was in use until just now; try again")
-    return directory.open_directory(source, read_only=read_only, reserve=reserve)
+                wait_released(source)
+            except SourceBusy:
+                raise failed from None
+    raise SourceBusy(f"{source} was in use until just now; try again")

@@ -3,7 +3,9 @@
 import os
 from typing import Final, NamedTuple
 
+from kvfs.core.encryption import Way
 from kvfs.core.errors import SourceDamaged, SourceForeign
+from kvfs.devices.mapped import lock_on
 from kvfs.devices.xfs_tools import last_line, run_tool
 
 #: The XFS label of a pool: blkid and lsblk show it, and kvfs mounts no XFS without it.
@@ -27,9 +29,12 @@ class Content(NamedTuple):
 def find_content(path: str) -> Content | None:
     """Return what the device or file at *path* holds, None if it is blank.
 
-    Blank: blkid finds no signature, and the first and last 4 MiB are zero. Raises SourceDamaged if
-    it cannot be read, ToolMissing.
+    Blank: blkid finds no signature, and the first and last 4 MiB are zero. So is what was encrypted
+    with an ephemeral key, unless its mapping is open (mapped.py). Raises SourceDamaged if it cannot
+    be read, ToolMissing.
     """
+    if (lock := lock_on(path)) is not None and lock.way is Way.EPHEMERAL:
+        return None
     result = run_tool("blkid", "-p", "-o", "export", path, timeout_s=_BLKID_TIMEOUT_S)
     if result.returncode == _BLKID_AMBIVALENT:
         return Content("several conflicting signatures (see wipefs)")

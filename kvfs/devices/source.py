@@ -5,22 +5,19 @@ The three kinds are block.py, image.py and directory.py.
 
 import contextlib
 import os
-import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from kvfs.core.encryption import Encryption
 from kvfs.core.errors import (
     CommandError,
-    SourceBusy,
-    SourceMissing,
     UsageError,
 )
 from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
 from kvfs.core.source_list import sources_of
 from kvfs.core.types import CAPACITY_MIN_BYTES, FIRST_DRIVE
-from kvfs.devices import block, busy, directory, image
+from kvfs.devices import block, busy, directory, dm_crypt, image, probe
 from kvfs.devices.device import DirectoryReserve, Fill, SourceKind
 from kvfs.devices.pool_drives import (
     refuse_part,
@@ -28,42 +25,22 @@ from kvfs.devices.pool_drives import (
     refuse_unlike,
 )
 from kvfs.devices.pool_files import PoolHeader, new_headers
+from kvfs.devices.released import kind_to_be, recognise, refuse_busy, wait_released
+from kvfs.devices.unlocked import (
+    forget_key,
+    locked,
+    mapping_of,
+    require_encryptable,
+    told_as,
+)
 
 #: What a directory source leaves to others, if nothing else is said.
 RESERVE: Final = DirectoryReserve()
-#: The kernel sends no event when a claim or lock ends, except to those that block on it.
-_POLL_S: Final = 0.005
-#: Each try that fails searches all processes for the user of the source, so tries become rarer.
-_POLL_MAX_S: Final = 0.1
-_REFUSE_BUSY: Final[Mapping[SourceKind, Callable[[str], None]]] = {
-    "block": busy.refuse_busy,
-    "image": image.refuse_busy_image,
-    "directory": directory.refuse_busy_directory,
-}
-_OUTLIVES: Final[Mapping[SourceKind, Callable[[str], bool]]] = {
-    "block": block.outlives,
-    "image": image.outlives,
-}
 _HEADERS: Final[Mapping[SourceKind, Callable[[str], PoolHeader | None]]] = {
     "block": block.header_of,
     "image": image.header_of,
     "directory": directory.header_of,
 }
-
-
-def recognise(source: str) -> SourceKind:
-    """Return the kind of *source*; symlinks are followed. Raises SourceMissing."""
-    try:
-        mode = os.stat(source).st_mode
-    except OSError as error:
-        raise SourceMissing(f"{source}: {error.strerror}") from None
-    if stat.S_ISBLK(mode):
-        return "block"
-    if stat.S_ISREG(mode):
-        return "image"
-    if stat.S_ISDIR(mode):
-        return "directory"
-    raise SourceMissing(f"{source} is neither a block device nor a file nor a directory")
 
 
 class _Wish(NamedTuple):
@@ -76,15 +53,26 @@ class _Wish(NamedTuple):
     force: bool
     fill: Fill
     reserve: DirectoryReserve
+    encryption: Encryption | None
 
     def refuse(self) -> None:
         """Raise what keeps it from being made; nothing is written."""
         source, force, capacity_bytes = self.source, self.force, self.header.capacity_bytes
-        if self.kind == "block":
-            block.require_formattable(source, capacity_bytes=capacity_bytes, force=force)
+        if (mapping := mapping_of(source, self.kind)) is not None:
+            with told_as(source, mapping):
+                busy.refuse_busy(mapping.path)
+            probe.refuse_content(source, probe.find_content(mapping.path), force=force)
+        elif self.kind == "block":
+            block.require_formattable(
+                source, capacity_bytes=capacity_bytes, force=force, encryption=self.encryption
+            )
         elif self.kind == "image":
             image.require_formattable(
-                source, size_bytes=self.size_bytes, capacity_bytes=capacity_bytes, force=force
+                source,
+                size_bytes=self.size_bytes,
+                capacity_bytes=capacity_bytes,
+                force=force,
+                encryption=self.encryption,
             )
         else:
             directory.require_formattable(
@@ -94,11 +82,21 @@ class _Wish(NamedTuple):
     def make(self) -> PoolHeader:
         """Make the drive; the source is free again on return. Raises what ``refuse`` raises."""
         source, header, fill, force = self.source, self.header, self.fill, self.force
+        if self.force or mapping_of(source, self.kind) is not None:
+            self.refuse()
+            _forget_encryption(source, self.kind)
         if self.kind == "block":
-            header = block.format_block(source, header, force=force, fill=fill)
+            header = block.format_block(
+                source, header, force=force, fill=fill, encryption=self.encryption
+            )
         elif self.kind == "image":
             header = image.format_image(
-                source, header, size_bytes=self.size_bytes, force=force, fill=fill
+                source,
+                header,
+                size_bytes=self.size_bytes,
+                force=force,
+                fill=fill,
+                encryption=self.encryption,
             )
         else:
             header = directory.format_directory(
@@ -116,6 +114,7 @@ def format_source(
     capacity_bytes: int | None = None,
     force: bool = False,
     reserve: DirectoryReserve = RESERVE,
+    encryption: Encryption | None = None,
 ) -> PoolHeader:
     """Make a pool of *source*, which may list several drives; return the header of the first.
 
@@ -128,6 +127,7 @@ def format_source(
         capacity_bytes=capacity_bytes,
         force=force,
         reserve=reserve,
+        encryption=encryption,
     )
     return headers[FIRST_DRIVE]
 
@@ -140,6 +140,7 @@ def format_drives(
     capacity_bytes: int | None = None,
     force: bool = False,
     reserve: DirectoryReserve = RESERVE,
+    encryption: Encryption | None = None,
 ) -> list[PoolHeader]:
     """Make one pool of *sources*; *fill* writes index and inode numbers into each new directory.
 
@@ -147,18 +148,20 @@ def format_drives(
     *capacity_bytes* of blocks needs: each drive has the same part. Nothing is written before all
     checks of all sources have passed; POOL is written last. What was made is removed again if
     another one fails. The sources are free again on return. Raises SourceMissing, SourceForeign
-    (unless *force*), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot.
+    (unless *force*), SourceBusy, SourceFull, SourceDamaged, UsageError, ToolMissing, NotRoot,
+    KeyUnusable.
     """
     part_bytes = None if capacity_bytes is None else capacity_bytes // len(sources)
     may_create = not (size_bytes is None and part_bytes is None)
     kinds = [kind_to_be(source, may_create=may_create) for source in sources]
     for source, kind in zip(sources, kinds, strict=True):
         _refuse_request(source, kind, size_bytes, part_bytes)
+        require_encryptable(source, kind, encryption)
     if len(sources) > 1:
         refuse_unlike(sources, kinds)
     headers = new_headers([part_bytes] * len(sources))
     wishes = [
-        _Wish(source, kind, header, size_bytes, force, fill, reserve)
+        _Wish(source, kind, header, size_bytes, force, fill, reserve, encryption)
         for source, kind, header in zip(sources, kinds, headers, strict=True)
     ]
     if len(wishes) == 1:
@@ -193,7 +196,9 @@ def format_one_more(
     sources = [*beside, source]
     refuse_twice(sources)
     refuse_unlike(sources, [*map(recognise, beside), kind])
-    _Wish(source, kind, header, None, force, fill, reserve).make()
+    if any(mapping_of(each, recognise(each)) for each in beside):
+        raise UsageError(f"{source} cannot be added: the pool is encrypted, and it would not be")
+    _Wish(source, kind, header, None, force, fill, reserve, None).make()
 
 
 def _refuse_request(
@@ -226,19 +231,48 @@ def destroy_source(source: str) -> None:
     """Make *source*, a pool that is not in use, blank again. Raises what open_source raises.
 
     *source* lists all drives of a pool of several. In a directory only the pool's files are
-    removed; of a block device or image the first and last 4 MiB are zeroed. The sources are free
-    again on return. Raises UsageError, with all unchanged, if they are not all drives of one pool.
+    removed; of a block device or image the key is erased, if it is encrypted, and the first and
+    last 4 MiB are zeroed. The sources are free again on return. Raises UsageError, with all
+    unchanged, if they are not all drives of one pool.
     """
     sources = sources_of(source)
     refuse_twice(sources)
-    refuse_part(sources, [_HEADERS[recognise(each)](each) for each in sources])
+    refuse_part(sources, [_header_of(each) for each in sources])
     wait_released(source)  # a look at an image attaches a loop device, which ends a moment later
     for each in sources:
         _destroy(each)
 
 
+def _header_of(source: str) -> PoolHeader | None:
+    """Return the header of the drive in *source*; None if it is damaged, or locked."""
+    kind = recognise(source)
+    if (mapping := mapping_of(source, kind)) is not None:
+        with told_as(source, mapping):
+            return block.header_of(mapping.path)
+    if locked(source, kind) is not None:
+        refuse_busy(source, kind)
+        return None
+    return _HEADERS[kind](source)
+
+
+def _forget_encryption(source: str, kind: SourceKind) -> bool:
+    """Erase the key of *source*, if kvfs has encrypted it, and make it blank; else return False."""
+    if not os.path.exists(source):
+        return False
+    if (mapping := mapping_of(source, kind)) is not None:
+        dm_crypt.close(source, mapping)
+        wait_released(source)
+    lock = locked(source, kind)
+    if lock is not None:
+        forget_key(source, kind, lock)
+    return lock is not None
+
+
 def _destroy(source: str) -> None:
     kind = recognise(source)
+    if _forget_encryption(source, kind):
+        wait_released(source)
+        return
     if kind == "block":
         block.destroy_block(source)
     elif kind == "image":
@@ -246,51 +280,3 @@ def _destroy(source: str) -> None:
     else:
         directory.destroy_directory(source)
     wait_released(source)
-
-
-def wait_released(source: str, wait_s: float = 10.0, *, joins: bool = False) -> None:
-    """Return when the last users of *source*, which may list several drives, are gone.
-
-    Then fsck, mkfs or mount may follow.
-
-    The device of a server is unmounted a moment after the server has ended: the kernel may still
-    have to close the last fd, and udev opens loop devices that are detached. *joins*: a mount
-    follows, so a file system that clients of a dead mount keep is joined, not waited for. Raises
-    SourceBusy after *wait_s*.
-    """
-    deadline_s = time.monotonic() + wait_s
-    for each in sources_of(source):
-        _wait_released(each, deadline_s, joins=joins)
-
-
-def _wait_released(source: str, deadline_s: float, *, joins: bool) -> None:
-    kind, pause_s = recognise(source), _POLL_S
-    refuse_busy = _REFUSE_BUSY[kind]
-    while True:
-        if joins and kind in _OUTLIVES and _OUTLIVES[kind](source):
-            return
-        try:
-            refuse_busy(source)
-            return
-        except SourceBusy:
-            if time.monotonic() >= deadline_s:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _POLL_MAX_S)
-
-
-def kind_to_be(source: str, *, may_create: bool) -> SourceKind:
-    """Return the kind of *source*; a missing file may become an image. Raises SourceMissing."""
-    if not source:
-        raise UsageError("SOURCE is empty; give a block device, an image file or a directory")
-    if os.path.lexists(source) or not may_create:
-        return recognise(source)
-    if source.endswith("/"):
-        raise UsageError(f"{source} does not exist; make it, or name an image file without a slash")
-    parent = os.path.dirname(os.path.abspath(source))
-    if not os.path.isdir(parent):
-        raise SourceMissing(f"{source}: the directory {parent} does not exist")
-    # A mistyped device name must not fill devtmpfs; /dev/shm is another file system.
-    if parent.startswith("/dev") and os.stat(parent).st_dev == os.stat("/dev").st_dev:
-        raise SourceMissing(f"{source}: no such device")
-    return "image"

@@ -23,7 +23,13 @@ from kvfs.machine.mount_table import MNT_DETACH, mounts
 from kvfs.storage.syscalls import LIBC
 
 #: The Debian package of each program.
-_PACKAGES: Final = {"mkfs.xfs": "xfsprogs", "xfs_logprint": "xfsprogs", "blkid": "util-linux"}
+_PACKAGES: Final = {
+    "mkfs.xfs": "xfsprogs",
+    "xfs_logprint": "xfsprogs",
+    "blkid": "util-linux",
+    "cryptsetup": "cryptsetup-bin",
+    "systemd-cryptenroll": "systemd",
+}
 #: Daemons of root often have no sbin in PATH.
 _SBIN: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 _END_WAIT_S: Final = 1.0

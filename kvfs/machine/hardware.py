@@ -98,7 +98,7 @@ _SYS: Final = Path("/sys/dev/block")
 #: Documentation/block/stat.rst: the seventh value is sectors written, of 512 bytes whatever the
 #: device's own are.
 _WRITTEN_FIELD: Final = 6
-_SECTOR_BYTES: Final = 512
+SECTOR_BYTES: Final = 512
 _SMARTCTL_WAIT_S: Final = 20.0
 #: Layers of md, dm, loop and partitions.
 _LAYERS_MAX: Final = 8
@@ -160,7 +160,7 @@ def written_bytes(device: int) -> int | None:
 def parse_written(counters: str) -> int | None:
     """Return the bytes written in the text of ``/sys/block/DEV/stat``, None if not there."""
     try:
-        return int(counters.split()[_WRITTEN_FIELD]) * _SECTOR_BYTES
+        return int(counters.split()[_WRITTEN_FIELD]) * SECTOR_BYTES
     except (IndexError, ValueError):
         return None
 

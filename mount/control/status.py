@@ -47,6 +47,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "version": kvfs.__version__,
         "mountpoint": mount.settings.mountpoint,
         "source": mount.store.pool.device.sources,
+        "encryption": mount.store.pool.device.encryption,
         "name": mount.settings.name,
         "read_only": mount.settings.read_only,
         "idmapped_mounts": mount.port.idmapped,

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from kvfs.core.encryption import parse_encryption
 from kvfs.core.errors import FormatUnknown, ServeFailed
 from kvfs.core.settings import Settings
 from kvfs.core.types import FIRST_DRIVE, DriveNo
@@ -101,6 +102,7 @@ def _open(settings: Settings) -> tuple[Succession, Device]:
             settings.directory_reserve_share, settings.directory_reserve_bytes
         ),
         all_drives=settings.all_drives,
+        encryption=parse_encryption(settings.encrypt),
     )
     try:
         return _tables(settings), device

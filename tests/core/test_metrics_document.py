@@ -25,6 +25,7 @@ NOT_EXPORTED: Final = {
             "data_path_reason",
             "device_state",
             "drives.DRIVE.state",
+            "encryption",
             "eviction.policy",
             "index_in",
             "request_reader",

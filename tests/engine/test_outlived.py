@@ -11,8 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from kvfs.core.errors import SourceBusy
-from kvfs.devices import Device, destroy_source, open_pool, open_source, wait_released, xfs
-from kvfs.devices import source as source_module
+from kvfs.devices import (
+    Device,
+    destroy_source,
+    open_pool,
+    open_source,
+    released,
+    wait_released,
+    xfs,
+)
 from kvfs.devices.busy import Outlived, outlived
 from kvfs.devices.xfs import LeftMeanwhile
 from tests.support.devices.loop import loops_over
@@ -138,9 +145,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
         raise SourceBusy("in use")
 
     clock = SimpleNamespace(monotonic=lambda: sum(made), sleep=made.append)
-    monkeypatch.setattr(source_module, "time", clock)
-    monkeypatch.setattr(source_module, "_REFUSE_BUSY", {"image": refuse})
-    monkeypatch.setattr(source_module, "recognise", lambda _: "image")
+    monkeypatch.setattr(released, "time", clock)
+    monkeypatch.setattr(released, "_REFUSE_BUSY", {"image": refuse})
+    monkeypatch.setattr(released, "recognise", lambda _: "image")
     return made
 
 

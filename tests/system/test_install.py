@@ -28,8 +28,12 @@ PACKAGE: Final = f"kvfs_{__version__}_amd64.deb"
 NEXT: Final = "kvfs_99_amd64.deb"
 #: Emulation is some ten times slower than a machine.
 GUEST_WAIT_S: Final = float(os.environ.get("KVFS_GUEST_WAIT_S", "3000"))
-#: Run on the machine that makes the package, or by tests/system/test_wheel.py.
-ELSEWHERE: Final = ("make deb", "python3 -m venv ", "/opt/kvfs/bin/")
+#: Run on the machine that makes the package, by tests/system/test_wheel.py, or in a guest.
+ELSEWHERE: Final = (
+    *("make deb", "python3 -m venv ", "/opt/kvfs/bin/"),
+    # Namespaces have no dm-crypt: tests/guest/test_encryption.py.
+    *("apt-get install -y --no-install-recommends cryptsetup-bin", "echo 'encrypt = "),
+)
 #: Said of every step that it shall fail.
 FAILS: Final = "if {}; then exit 1; fi"
 #: What the page says comes within seconds.

@@ -13,19 +13,14 @@ import pytest
 
 from tests.support.kernel.calls import write_file
 from tests.support.machines.kernels import kernel
-from tests.support.machines.vm import boot, why_no_vm
+from tests.support.machines.vm import PYTEST_INSIDE, boot, why_no_vm
 from tests.support.mounts.mounting import ROOT, Mounted
 
 pytestmark = pytest.mark.proof
 
-FILES: Final = sorted(path.name for path in (ROOT / "tests" / "guest").glob("test_*.py"))
+FILES: Final = sorted(path.name for path in (ROOT / "tests" / "guest").glob("test_nfsd_*.py"))
 #: Emulation is some ten times slower than a machine.
 GUEST_WAIT_S: Final = 1800.0
-#: The options of pyproject.toml pass the guest's folder by.
-OPTIONS: Final = (
-    *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
-    *("-o", "faulthandler_timeout=900", "-v", "--no-header", "--color=no", "--tb=short"),
-)
 #: How many names are listed, by this file. They are made here: emulated, each costs some 20 ms.
 NAMES: Final = 100_000
 LISTED: Final = "test_nfsd_names.py"
@@ -54,7 +49,7 @@ def test_nfsd(series: str, file: str, tmp_path: Path, request: pytest.FixtureReq
     ran = boot(
         kernel(series),
         tmp_path,
-        *("-m", "pytest", *OPTIONS, f"tests/guest/{file}"),
+        *("-m", "pytest", *PYTEST_INSIDE, f"tests/guest/{file}"),
         wait_s=GUEST_WAIT_S,
         drives=drives,
         environment=named,

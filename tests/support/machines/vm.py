@@ -23,6 +23,11 @@ from tests.support.machines.kernels import Kernel
 from tests.support.mounts.mounting import ROOT
 
 PROGRAMS: Final = ("qemu-system-x86_64", "busybox", "cpio", "depmod", "ip")
+#: Arguments of pytest in a guest: the options of pyproject.toml pass its folder by.
+PYTEST_INSIDE: Final = (
+    *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
+    *("-o", "faulthandler_timeout=900", "-v", "--no-header", "--color=no", "--tb=short"),
+)
 #: What the guest needs to see its drive and this machine's files; the rest is loaded from there.
 _FIRST_MODULES: Final = ("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "overlay")
 _DRIVE_BYTES: Final = 8 << 30
