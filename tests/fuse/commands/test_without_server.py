@@ -18,6 +18,7 @@ from kvfs.client.servers import answers
 from kvfs.core import errors
 from kvfs.core.mount_name import RUN_DIRECTORY
 from kvfs.core.settings import Settings
+from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import run_kvfs
 from tests.support.mounts.places import blank_place, small_mount
 from tests.support.mounts.supervised import Supervised
@@ -125,8 +126,9 @@ def test_doctor_says_that_there_is_no_supervisor() -> None:
         pidfd = os.pidfd_open(mount.supervisor_pid)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
-        done = run_kvfs("doctor", str(mount.path), check=False)
-        assert "the server has no supervisor, which would start another one" in done.stdout
+        told = "the server has no supervisor, which would start another one"
+        # The server finds out at its next message.
+        until(lambda: told in run_kvfs("doctor", str(mount.path), check=False).stdout, "it is told")
 
 
 def test_so_many_servers_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
