@@ -214,27 +214,28 @@ def _cryptsetup(source: str, verb: str, *arguments: str) -> None:
     raise SourceDamaged(f"{source}: cryptsetup {verb} fails: {why}")
 
 
-def _blank(block_path: str, source: str) -> None:
-    """Zero the ends of *block_path*, so that nothing there is taken for what it was."""
+@contextlib.contextmanager
+def _written(block_path: str, source: str) -> Iterator[int]:
+    """Yield an fd to write *block_path* by. Raises SourceDamaged."""
     try:
         fd = os.open(block_path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            probe.zero_edges(fd)
+            yield fd
         finally:
             os.close(fd)
     except OSError as error:
         raise SourceDamaged(f"{source}: {error.strerror}") from error
+
+
+def _blank(block_path: str, source: str) -> None:
+    """Zero the ends of *block_path*, so that nothing there is taken for what it was."""
+    with _written(block_path, source) as fd:
+        probe.zero_edges(fd)
 
 
 def _write(block_path: str, source: str, data: bytes) -> None:
     """Write *data* in front of *block_path*, durably. Raises SourceDamaged."""
-    try:
-        fd = os.open(block_path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.pwrite(fd, data, 0) != len(data):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise SourceDamaged(f"{source}: {error.strerror}") from error
+    with _written(block_path, source) as fd:
+        if os.pwrite(fd, data, 0) != len(data):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fsync(fd)
