@@ -16,6 +16,7 @@ from kvfs.core.errors import SourceForeign, UsageError
 from kvfs.core.source_list import listed
 from kvfs.core.types import InodeNo
 from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
+from tests.fuse.devices.conftest import skip_without_server
 from tests.fuse.devices.test_drive_verbs import SIZE_BYTES, clients, drive, stored_more
 from tests.support.clients.stamped import seed_of
 from tests.support.clients.stepping import until
@@ -24,7 +25,6 @@ from tests.support.mounts.mounting import (
     Mounted,
     own_tmpfs,
     run_kvfs,
-    skip_without_mounts,
     workplace,
 )
 
@@ -35,9 +35,7 @@ DRIVE_BYTES: Final = 400 << 20
 @pytest.fixture(params=PATHS)
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Path, str]]:
     """Yield a directory, and a data path."""
-    skip_without_mounts()
-    if request.param == "native":
-        pytest.skip("a declared difference: there is no server")
+    skip_without_server(request.param)
     with workplace("disk") as made:
         yield made, request.param
 

@@ -11,9 +11,10 @@ import pytest
 
 from kvfs.core.source_list import listed, sources_of
 from kvfs.machine.mount_table import kvfs_at
-from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
+from tests.fuse.conftest import PATHS
+from tests.fuse.devices.conftest import mounted_drives
 from tests.support.clients.stamped import seed_of
-from tests.support.mounts.drives import DRIVES, blank_drives, drives_of, extents_of, store
+from tests.support.mounts.drives import DRIVES, drives_of, extents_of, store
 from tests.support.mounts.mounting import (
     Mounted,
     mounted_at,
@@ -34,21 +35,8 @@ PIECE: Final = b"x" * 8192
 @pytest.fixture(params=PATHS)
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mount of a new pool on each data path; in the end its log holds no error."""
-    skip_without_mounts()
-    if request.param == "native":
-        pytest.skip("a declared difference: there is no server")
-    flags = (f"--data-path={request.param}", f"--capacity={CAPACITY_BYTES}")
-    with (
-        workplace("disk") as place,
-        blank_drives() as drives,
-        Mounted(listed(drives), place / "kv", *flags) as made,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(made)
+    with mounted_drives(request.param, CAPACITY_BYTES) as made:
         yield made
-        made.stop()
-        killed = "starting it again"
-        fail_if_any([line for line in made.errors() if killed not in line])
 
 
 def test_blocks_are_on_all_drives_and_outlive_a_remount(mount: Mounted) -> None:

@@ -1,9 +1,7 @@
 """A mounted pool of three drives, one of whose file systems shuts itself down: servers follow."""
 
 import contextlib
-import fcntl
 import os
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from kvfs.core.types import InodeNo
 from tests.fuse.conftest import require_passthrough
 from tests.support.clients.stamped import seed_of
 from tests.support.clients.stepping import until
-from tests.support.mounts.drives import DRIVES, drives_of, names_on, store
+from tests.support.mounts.drives import DRIVES, drives_of, fail_drive, names_on, store
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
@@ -25,9 +23,6 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 BLOCKS: Final = 18
 SIZE_BYTES: Final = 100_000
 FAILED: Final = 1
-#: fs/xfs/libxfs/xfs_fs.h: XFS_IOC_GOINGDOWN, XFS_FSOP_GOING_FLAGS_NOLOGFLUSH.
-GOING_DOWN: Final = 0x8004587D
-NO_LOG_FLUSH: Final = 2
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -43,24 +38,6 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             for number in range(BLOCKS):
                 store(made.path, f"{number}", SIZE_BYTES, 1)
             yield made
-
-
-def shut_down(mount: Mounted, drive: int) -> None:
-    """Have the XFS of *drive* shut itself down, as it does when it cannot write its log."""
-    uuid = mount.status()["drives"][f"{drive}"]["uuid"]
-    for entry in Path(f"/proc/{mount.server_pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            fd = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                pool = os.open("POOL", os.O_RDONLY, dir_fd=fd)
-                header = os.read(pool, 1 << 14).decode()
-                os.close(pool)
-                if f'"uuid": "{uuid}"' in header:
-                    fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", NO_LOG_FLUSH))
-                    return
-            finally:
-                os.close(fd)
-    raise AssertionError(f"the server has no directory of drive {drive} open")
 
 
 class Loads(threading.Thread):
@@ -126,7 +103,7 @@ def test_servers_that_are_killed_or_replaced_are_followed(mount: Mounted) -> Non
     loads = Loads(mount.path, kept)
     with (mount.path / min(lost)).open("rb") as held, draft_elsewhere(mount.path) as draft:
         with loads:
-            shut_down(mount, FAILED)
+            fail_drive(mount, FAILED)
             until(lambda: state_of(mount) == "failed", "the server finds out")
             for number in range(3):
                 follow(mount, number)

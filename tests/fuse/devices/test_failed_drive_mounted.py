@@ -1,7 +1,6 @@
 """A mount of three drives under load, one of which shuts its XFS down: the others go on."""
 
 import errno
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,14 +12,14 @@ import pytest
 from kvfs.core.drives import Numbering
 from kvfs.core.source_list import listed
 from tests.fuse.conftest import PATHS, require_passthrough
+from tests.fuse.devices.conftest import skip_without_server
 from tests.support.clients.stamped import seed_of, stamped
 from tests.support.clients.stepping import until
-from tests.support.devices.power_cuts.power import Cut, shut_down
-from tests.support.mounts.mounting import Mounted, skip_without_mounts, workplace
+from tests.support.mounts.drives import DRIVES, fail_drive
+from tests.support.mounts.mounting import Mounted, workplace
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
-DRIVES: Final = 3
 IMAGE_BYTES: Final = 400 << 20
 BLOCKS: Final = 60
 SIZE_BYTES: Final = 150_000
@@ -29,9 +28,7 @@ SIZE_BYTES: Final = 150_000
 @pytest.fixture(params=PATHS)
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mount of three new image files."""
-    skip_without_mounts()
-    if request.param == "native":
-        pytest.skip("a declared difference: there is no server")
+    skip_without_server(request.param)
     with workplace("disk") as place:
         images = [place / f"{number}.img" for number in range(DRIVES)]
         for image in images:
@@ -42,27 +39,6 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             if request.param == "passthrough":
                 require_passthrough(made)
             yield made
-
-
-def root_of(mount: Mounted, drive: int) -> Path:
-    """Return a way to the root of the file system of *drive*, which the server has for itself."""
-    for link in Path(f"/proc/{mount.server_pid}/fd").iterdir():
-        header = link / "POOL"
-        if os.readlink(link) == "/" and header.is_file():
-            said = json.loads(header.read_text())
-            if said["drive"] == drive:
-                return link
-    raise AssertionError(f"the server does not have drive {drive}")
-
-
-def fail_drive(mount: Mounted, drive: int) -> None:
-    """Shut its file system down, and wait until the server knows."""
-    root = os.open(root_of(mount, drive), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        shut_down(root, Cut.NOTHING)
-    finally:
-        os.close(root)
-    until(lambda: mount.status()["drives"][f"{drive}"]["state"] == "failed", "it has failed")
 
 
 def store(path: Path, name: str) -> None:

@@ -8,19 +8,19 @@ from typing import Final
 import pytest
 
 from kvfs.core.errors import DriveMissing, SourceMissing, UsageError
-from kvfs.core.source_list import listed, sources_of
-from tests.fuse.conftest import PATHS, fail_if_any, require_passthrough
+from kvfs.core.source_list import sources_of
+from tests.fuse.conftest import PATHS
+from tests.fuse.devices.conftest import mounted_drives
 from tests.support.clients.stamped import seed_of
 from tests.support.clients.stepping import until
 from tests.support.mounts.drives import (
     DRIVES,
-    blank_drives,
     drives_of,
     extents_of,
     names_on,
     store,
 )
-from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
+from tests.support.mounts.mounting import Mounted, run_kvfs
 
 MIB: Final = 1 << 20
 CAPACITY_BYTES: Final = DRIVES * 128 * MIB
@@ -32,23 +32,10 @@ AWAY: Final = 2
 @pytest.fixture(params=PATHS)
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mount of a new pool on each data path, with blocks on all drives."""
-    skip_without_mounts()
-    if request.param == "native":
-        pytest.skip("a declared difference: there is no server")
-    flags = (f"--data-path={request.param}", f"--capacity={CAPACITY_BYTES}")
-    with (
-        workplace("disk") as place,
-        blank_drives() as drives,
-        Mounted(listed(drives), place / "kv", *flags) as made,
-    ):
-        if request.param == "passthrough":
-            require_passthrough(made)
+    with mounted_drives(request.param, CAPACITY_BYTES) as made:
         for number in range(BLOCKS):
             store(made.path, f"{number}", SIZE_BYTES, 1)
         yield made
-        made.stop()
-        killed = "starting it again"
-        fail_if_any([line for line in made.errors() if killed not in line])
 
 
 def place_of(mount: Mounted) -> tuple[Path, Path]:

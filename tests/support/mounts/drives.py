@@ -1,6 +1,7 @@
-"""Mounts of pools of three drives, for tests: what is stored there, and on which."""
+"""Mounts of pools of three drives, for tests: what is stored, on which, and one that fails."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from kvfs.core.drives import Numbering
 from kvfs.core.source_list import sources_of
 from kvfs.core.types import InodeNo
 from tests.support.clients.stamped import stamped
+from tests.support.clients.stepping import until
+from tests.support.devices.power_cuts.power import Cut, shut_down
 from tests.support.mounts.mounting import Mounted, own_tmpfs
 
 DRIVES: Final = 3
@@ -49,3 +52,24 @@ def extents_of(mount: Mounted) -> list[int]:
         sum(file.stat().st_blocks * 512 for file in (Path(drive) / "extents").glob("??/*"))
         for drive in sources_of(mount.source)
     ]
+
+
+def _root_of(mount: Mounted, drive: int) -> Path:
+    """Return a way to the root of the file system of *drive*, which the server has for itself."""
+    for link in Path(f"/proc/{mount.server_pid}/fd").iterdir():
+        header = link / "POOL"
+        if os.readlink(link) == "/" and header.is_file():
+            said = json.loads(header.read_text())
+            if said["drive"] == drive:
+                return link
+    raise AssertionError(f"the server does not have drive {drive}")
+
+
+def fail_drive(mount: Mounted, drive: int) -> None:
+    """Shut its file system down, and wait until the server knows."""
+    root = os.open(_root_of(mount, drive), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        shut_down(root, Cut.NOTHING)
+    finally:
+        os.close(root)
+    until(lambda: mount.status()["drives"][f"{drive}"]["state"] == "failed", "it has failed")
