@@ -108,6 +108,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=again)
         items[:] = [item for item in items if item not in set(again)]
     items.sort(key=_turn)
+    for item in items:
+        if any(item.iter_markers("proof")):
+            item.add_marker(pytest.mark.timeout(0))
     why = why_no_mounts()
     if why is None or os.environ.get("CI") == "true":
         return
