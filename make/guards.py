@@ -1,8 +1,8 @@
 """The guards of the product, and the test that reaches each: ``python -m make.guards``.
 
 A guard is a stretch that a comment or a docstring calls Atomic, or a bound: a setting or a constant
-of a module with MAX or MOST in its name. make/guards.toml has a row for each, with a test, or none
-where none is known; tests/core/test_guards.py holds both to the source. ``--try`` drops guards, one
+of a module with MAX or MOST in its name. make/guards.toml has a row for each, with a test;
+tests/core/test_guards.py holds both to the source. ``--try`` drops guards, one
 at a time, in a copy of the tree, and runs the test of each, which must fail:
 
 - A bound is made a thousand times as large wherever it is used, also where a test sets it.
@@ -118,17 +118,14 @@ def all_guards(root: Path) -> list[Guard]:
 
 
 def table_of(text: str) -> dict[tuple[str, str], str]:
-    """Return the test of each guard by path and name; an empty one where none is known."""
+    """Return the test of each guard, by path and name; a new one has none."""
     rows = tomllib.loads(text)
     return {(path, name): test for path, tests in rows.items() for name, test in tests.items()}
 
 
 def written(rows: Mapping[tuple[str, str], str]) -> str:
     """Return the table of *rows* as text."""
-    lines = [
-        "# Each guard of the product, and a test that fails without it (make/guards.py); an empty",
-        "# one: none is known.",
-    ]
+    lines = ["# Each guard of the product, and a test that fails without it (make/guards.py)."]
     last = ""
     for (path, name), test in sorted(rows.items()):
         if path != last:

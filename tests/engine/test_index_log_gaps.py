@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.core.records import inode_key
 from kvfs.core.types import ROOT_INODE
-from kvfs.storage.row_log import logged_batches
+from kvfs.storage.row_log import found_copies, logged_batches
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Driven
@@ -165,6 +165,39 @@ def test_a_batch_has_all_rows_of_its_moment(logged: Host, monkeypatch: pytest.Mo
     assert draft.ino in last.moment.pending
     assert inode_key(draft.ino) in last.rows
     store.close(draft, writer=True)
+
+
+def test_a_copy_is_of_the_moment_at_which_it_was_begun(logged: Host, device: HeldCopies) -> None:
+    """What ends while it is written is in the batches behind it."""
+    store = logged.store
+    draft, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    write(store, draft, DATA)
+    store.lose_unlogged_rows()
+    copies = said(store)["copies"] or 0
+    begin_copy(store, device)
+    store.close(draft, writer=True)
+    later = put(store, ROOT_INODE, b"later", DATA)
+    log_now(store)
+    device.may_copy.set()
+    until(lambda: store.tick() or (said(store)["copies"] or 0) > copies, "the copy is whole")
+    log_fd = os.open(logged.path / "log", os.O_RDONLY)
+    try:
+        moments = [copy.moment for copy in found_copies(log_fd, Syscalls())]
+        newest = max(moments, key=lambda moment: moment.number)
+        behind = list(logged_batches(log_fd, Syscalls(), newest.number))
+    finally:
+        os.close(log_fd)
+    assert draft.ino in newest.pending
+    assert newest.young <= later
+    assert any(inode_key(later) in batch.rows for batch in behind)
+    settle(store)
+    expected = tree(store)
+    assert set(expected) == {b"/draft", b"/later"}
+    logged.kill()
+    logged.pretend_reboot()
+    store = logged.start()
+    settle(store)
+    assert tree(store) == expected
 
 
 @pytest.mark.parametrize("opened_as", ["draft", "slab", "rewrite", "renamed", "ready"])
