@@ -39,7 +39,6 @@ from kvfs.core.errors import (
 from kvfs.core.mount_name import config_path, name_of
 from kvfs.core.settings import Settings
 from kvfs.core.source_list import sources_of
-from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import (
     FS_TYPE,
     Mount,
@@ -50,6 +49,7 @@ from kvfs.machine.mount_table import (
     where_in_use,
 )
 from kvfs.machine.mountpoint_guard import unguard
+from kvfs.machine.process_ends import device_wait
 
 if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers

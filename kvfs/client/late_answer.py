@@ -16,8 +16,8 @@ from kvfs.core.errors import ServeFailed
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import PAGE_BYTES
-from kvfs.machine.device_wait import device_wait
 from kvfs.machine.mount_table import FS_TYPE, Mount, mounts
+from kvfs.machine.process_ends import device_wait
 from kvfs.storage.direct_open import open_direct
 
 

@@ -9,9 +9,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from kvfs.machine.device_wait import device_wait
 from kvfs.machine.held_files import Message, receive, send
-from kvfs.machine.process_ends import has_exited
+from kvfs.machine.process_ends import device_wait, has_exited
 
 #: How often to check a process that should have ended.
 _REAP_LOOK_S: Final = 0.005
