@@ -20,8 +20,7 @@ from kvfs.pool.durable.identities import Identities
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.ports import Kernel
-from kvfs.pool.space.space import Space
-from kvfs.pool.space.whole_space import SpaceFigures
+from kvfs.pool.space.space import Space, SpaceFigures
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
 

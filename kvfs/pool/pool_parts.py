@@ -29,9 +29,8 @@ from kvfs.pool.rules.policies import Policies, TenantRules, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
-from kvfs.pool.space.space import DeviceRoom, Space, StayBounds
+from kvfs.pool.space.space import DeviceRoom, Space, SpaceFigures, StayBounds, WholeSpace
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
-from kvfs.pool.space.whole_space import SpaceFigures, WholeSpace
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
 from kvfs.storage.extents import Extents

@@ -27,7 +27,7 @@ from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.machine.processes import OVERFLOW_UID
 from kvfs.pool.rules.leases import Leases
 from kvfs.pool.rules.policies import TenantRules
-from kvfs.pool.space.whole_space import SpaceFigures
+from kvfs.pool.space.space import SpaceFigures
 from kvfs.storage.heat import Heat
 from mount.files.handles import Handle, Handles
 

@@ -34,7 +34,7 @@ from kvfs.pool.figures.held_by_model import OTHERS, Folders, HeldByModel, model_
 from kvfs.pool.figures.looks import A_TICK, Looks
 from kvfs.pool.figures.touch_recordings import TouchRecordings
 from kvfs.pool.rules.policies import TenantRules
-from kvfs.pool.space.whole_space import SpaceFigures
+from kvfs.pool.space.space import SpaceFigures
 from kvfs.storage.heat import Heat
 from kvfs.storage.index import Index
 
