@@ -215,7 +215,7 @@ def _policies(text: str) -> list[str]:
 def _outcome(
     policy: str, load: _Load, blocks: int, hints: "Sequence[Hint]", screen: "Screen"
 ) -> "Outcome":
-    from kvfs.bench.simulate.optimum import best_possible
+    from kvfs.bench.simulate.found import best_possible
     from kvfs.bench.simulate.served import policy_for, served
 
     screen.describe(f"{policy}, {blocks:,} blocks")

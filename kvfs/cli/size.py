@@ -23,7 +23,7 @@ from kvfs.core.shown_names import printable
 from kvfs.core.sizes import format_size, parse_age, shown_rate
 
 if TYPE_CHECKING:
-    from kvfs.bench.replay.found_by_size import TraceLoad
+    from kvfs.bench.simulate.found import TraceLoad
     from kvfs.cli.parser import Subparsers
     from kvfs.core.load_needs import Load, Needs
 
@@ -152,8 +152,8 @@ def _age(text: str) -> float:
 
 def _traced(args: argparse.Namespace, block_bytes: int) -> "TraceLoad":
     """Return what the trace asks for. Raises UsageError, TraceUnreadable."""
-    from kvfs.bench.replay.found_by_size import load_of
     from kvfs.bench.replay.trace import read_trace
+    from kvfs.bench.simulate.found import load_of
 
     if args.stores is not None or args.rate is not None or args.keep is not None:
         raise UsageError("--trace has the rates: leave out --stores, --rate and --keep")

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 from kvfs.bench.replay.trace import Request
+from kvfs.bench.simulate.found import best_possible
 from kvfs.bench.simulate.loads import SYNTHETIC, hints_of, shuffled
-from kvfs.bench.simulate.optimum import best_possible
 from kvfs.cli import simulate
 from kvfs.cli.main import main
 from kvfs.core.admission import Hint

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from kvfs.bench.replay.trace import Request
+from kvfs.bench.simulate.found import best_possible
 from kvfs.bench.simulate.loads import recording_at
-from kvfs.bench.simulate.optimum import best_possible
 from kvfs.bench.simulate.served import policy_for, served
 from kvfs.cli.arguments import OnMount, locate
 from kvfs.cli.record import Recorder
