@@ -143,6 +143,13 @@ FRAGMENT_IMPORTERS: Final = 3
 FRAGMENTS: Final = {
     "kvfs.cli.program": "loaded before all else: what it held besides would be loaded too early"
 }
+#: A file with fewer lines of code than this has two importers, or none: then it is loaded by name.
+SMALL_END_LINES: Final = 60
+#: Each with the reason why it is not merged with its one importer.
+SMALL: Final = {
+    "kvfs.storage.extent_moves": "a protocol of its own: no name before the bytes, and undone",
+    "kvfs.storage.file_leases": "what the kernel makes of a lease, with the places in its source",
+}
 
 BANNED_MODULES: Final = frozenset(
     {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -329,6 +336,18 @@ def test_no_file_is_a_fragment() -> None:
         and path.stem != "__init__"
     }
     assert found == FRAGMENTS.keys(), "merge it with its one reader"
+
+
+def test_a_small_file_has_several_readers() -> None:
+    importers = Counter(name for path in SOURCES for name in set(imports_of(path)))
+    found = {
+        name
+        for name, path in MODULES.items()
+        if code_lines_of(path) < SMALL_END_LINES
+        and importers[name] == 1
+        and path.stem != "__init__"
+    }
+    assert found == SMALL.keys(), "merge it with what it belongs to, or say why not"
 
 
 def test_the_usual_file_is_short() -> None:
