@@ -200,6 +200,43 @@ def _load_parts(results: Results) -> Rows:
         )
 
 
+#: Folders from the kernel's side to values, each a layer.
+_LAYERS: Final = (
+    *("mount/fuse", "mount/requests", "mount/files"),
+    *("kvfs/engine", "kvfs/pool", "kvfs/machine", "kvfs/storage", "kvfs/core"),
+)
+#: The requests whose files are shown.
+_WIDE: Final = ("CREATE", "RELEASE that publishes", "RENAME", "eviction of one block")
+
+
+def _touched(results: Results) -> Rows:
+    for name, one in results["requests"].items():
+        once = sum(calls == 1 for calls in one["calls_in"].values())
+        yield name, *(str(one[key]) for key in ("calls", "files", "crossings")), str(once)
+
+
+def _layer_of(file: str) -> str:
+    return "/".join(file.split("/")[:2])
+
+
+def _touched_layers(results: Results) -> Rows:
+    for layer in _LAYERS:
+        cells = []
+        for name in _WIDE:
+            each = results["requests"][name]["calls_in"].items()
+            there = [calls for file, calls in each if _layer_of(file) == layer]
+            cells.append(f"{sum(there)} / {len(there)}" if there else "")
+        yield f"`{layer}`", *cells
+
+
+def _touched_files(results: Results) -> Rows:
+    each = [results["requests"][name]["calls_in"] for name in _WIDE]
+    files = {file for calls_in in each for file in calls_in}
+    for file in sorted(files, key=lambda file: (_LAYERS.index(_layer_of(file)), file)):
+        yield f"`{file}`", *(str(calls_in.get(file, "")) for calls_in in each)
+
+
+_PATH: Final = "docs/dev/request-path.md"
 _TOKENS_HEAD: Final = "| tokens | state | computed | XFS, cold "
 TABLES: Final = (
     MeasuredTable(_PERFORMANCE, "## Results", "| job | XFS | kvfs ", "compare", _jobs),
@@ -222,6 +259,9 @@ TABLES: Final = (
         _PERFORMANCE, "## What a load spends", "| block | way ", "load-parts", _load_parts
     ),
     MeasuredTable(_PERFORMANCE, "### The recorded trace", "| cache | side ", "replay", _replayed),
+    MeasuredTable(_PATH, "# What a request touches", "| one request ", "path", _touched),
+    MeasuredTable(_PATH, "## By layer", "| layer ", "path", _touched_layers),
+    MeasuredTable(_PATH, "## File by file", "| file ", "path", _touched_files),
     MeasuredTable(_README, "**What it brings.**", "| prompt ", "first-token", _tokens_in_short),
     MeasuredTable(_README, "**What a script loses.**", "| room", "replay", _replayed_in_short),
 )

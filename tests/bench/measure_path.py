@@ -1,7 +1,8 @@
 """What one request touches: calls of our functions, the files they are in, crossings between them.
 
 Run as root: ``python -m tests.bench.measure_path [--json] [--files] [TREE]``. TREE is a checkout
-with a ``.venv``; this one by default. ``--files`` lists the calls of one median request, in order.
+with a ``.venv``; this one by default. ``--files`` lists the calls of one median request, in order;
+``--json`` has its files, each with its calls (docs/dev/request-path.md shows them).
 A real mount on a loop device serves single requests, one after the other, under a profiler
 (sys.setprofile) that sees each call. A request lasts from the readv(2) that read it to the next
 poll(2); an eviction and a tick last from their function's call to its return. The reader is the
@@ -16,9 +17,10 @@ import os
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvfs.bench.self_made import folders, loop_device, torn_down
 from tests.bench.measure_commits import BACKING, NEW, kvfs
@@ -34,6 +36,8 @@ IDLE_S: Final = 3.0
 SHOWN: Final = {
     "CREATE": "CREATE",
     "RELEASE of a store": "RELEASE a store",
+    "CREATE in place": "CREATE in place",
+    "RELEASE that publishes": "RELEASE in place",
     "RENAME": "RENAME",
     "LOOKUP hit": "LOOKUP",
     "OPEN again": "OPEN again",
@@ -57,6 +61,7 @@ with contextlib.suppress(ImportError):  # an older TREE has no other
     choose_reader.__kwdefaults__["found"] = PYTHON
 due = getattr(Store, "run_due", None) or getattr(Store, "tick")  # its name in an older TREE
 ROOTS = {{Reclaim._execute.__code__: "eviction", due.__code__: "tick"}}
+packages = tree + ".venv/"
 found, path, state = [], [], {{"label": "", "inside": [], "wrote": False}}
 def end():
     if state["label"] and path:
@@ -66,7 +71,7 @@ def end():
 def profile(frame, event, argument):
     code = frame.f_code
     if event == "call":
-        if code.co_filename.startswith(tree):
+        if code.co_filename.startswith(tree) and not code.co_filename.startswith(packages):
             path.append((code.co_filename[len(tree):], code.co_qualname))
             if code in ROOTS:
                 state["inside"].append((code, len(path) - 1))
@@ -118,37 +123,54 @@ def path_of(calls: Calls) -> Touched:
     return Touched(len(files), len(set(files)), crossings)
 
 
-def work(blocks: Path, tree: Path) -> None:
-    """Store, look up, load twice and evict, ROUNDS times; then wait for ticks."""
-    for number in range(ROUNDS):
+def work(blocks: Path, tree: Path, rounds: int) -> None:
+    """Store, look up, load twice and evict, *rounds* times; store in place; wait for ticks.
+
+    What is stored in place is in a directory of its own, which is made before (``sorted_out``).
+    """
+    for number in range(rounds):
         name, staging = blocks / f"{number}.data", blocks / f"{number}.tmp"
-        fd = os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        os.write(fd, bytes(BLOCK_BYTES))
-        os.close(fd)
+        store(staging)
         staging.rename(name)
         first = os.open(name, os.O_RDONLY)
         os.close(os.open(name, os.O_RDONLY))
         os.close(first)
-    for number in range(0, ROUNDS, 2):
+    for number in range(0, rounds, 2):
         kvfs(tree, "evict", str(blocks / f"{number}.data"))
+    in_place = blocks / "in_place"
+    in_place.mkdir()
+    for number in range(rounds):
+        store(in_place / f"{number}.data")
     time.sleep(IDLE_S)
 
 
-def paths_of(tree: Path, device: str, place: Path) -> dict[str, list[Calls]]:
-    """Return for each kind of request the calls that the server of *tree* made."""
+def store(block: Path) -> None:
+    """Create *block*, write it and close it."""
+    fd = os.open(block, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    os.write(fd, bytes(BLOCK_BYTES))
+    os.close(fd)
+
+
+def paths_of(tree: Path, device: str, place: Path, rounds: int = ROUNDS) -> dict[str, list[Calls]]:
+    """Return for each kind of request the calls that the server of *tree* made, in *rounds*."""
     with profiled_server(tree, PROGRAM, device, place) as blocks:
-        work(blocks, tree)
+        work(blocks, tree, rounds)
     return sorted_out(json.loads((place / "found.json").read_text()))
 
 
 def sorted_out(found: list[tuple[str, list[list[str]]]]) -> dict[str, list[Calls]]:
     """Return *found* by kind; a RELEASE or OPEN is told apart by what came before it."""
     kinds: dict[str, list[Calls]] = defaultdict(list)
-    before = ""
+    before, directories = "", 0
     for label, calls in found:
         kind = label
-        if label == "RELEASE" and before == "CREATE":
-            kind = "RELEASE a store"
+        directories += label == "MKDIR"
+        # The first directory holds all blocks, the second one those that are stored in place.
+        in_place = directories > 1
+        if label == "CREATE" and in_place:
+            kind = "CREATE in place"
+        elif label == "RELEASE" and before == "CREATE":
+            kind = "RELEASE in place" if in_place else "RELEASE a store"
         elif label == "OPEN" and before == "OPEN":
             kind = "OPEN again"
         if label in ("CREATE", "OPEN", "RELEASE"):
@@ -168,15 +190,30 @@ def figures_of(kinds: dict[str, list[Calls]]) -> dict[str, Touched]:
     return figures
 
 
-def print_calls(kinds: dict[str, list[Calls]]) -> None:
-    """Print of each kind one with the median number of calls; a line is a stay in a file."""
+def median_requests(kinds: dict[str, list[Calls]]) -> Iterator[tuple[str, Calls]]:
+    """Yield of each kind that is shown one request with the median number of calls."""
     for shown, kind in SHOWN.items():
         each = sorted(kinds.get(kind, []), key=len)
         if each:
-            print(f"\n{shown}")
-            median = each[(len(each) - 1) // 2]
-            for file, stay in itertools.groupby(median, key=lambda call: call[0]):
-                print(f"  {file}: {', '.join(name for _, name in stay)}")
+            yield shown, each[(len(each) - 1) // 2]
+
+
+def print_calls(kinds: dict[str, list[Calls]]) -> None:
+    """Print the calls of the median requests; a line is a stay in a file."""
+    for shown, median in median_requests(kinds):
+        print(f"\n{shown}")
+        for file, stay in itertools.groupby(median, key=lambda call: call[0]):
+            print(f"  {file}: {', '.join(name for _, name in stay)}")
+
+
+def as_json(kinds: dict[str, list[Calls]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of what is shown, and the files of a median request with their calls."""
+    found: dict[str, dict[str, Any]] = {
+        shown: one._asdict() for shown, one in figures_of(kinds).items()
+    }
+    for shown, median in median_requests(kinds):
+        found[shown]["calls_in"] = Counter(file for file, _ in median)
+    return found
 
 
 def main() -> int:
@@ -192,7 +229,7 @@ def main() -> int:
         kinds = paths_of(args.tree, device, place)
     figures = figures_of(kinds)
     if args.json:
-        print(json.dumps({name: one._asdict() for name, one in figures.items()}, indent=1))
+        print(json.dumps({"requests": as_json(kinds)}, indent=1))
     else:
         print(f"{'one request':<24}{'calls':>8}{'files':>8}{'crossings':>12}")
         for name, one in figures.items():

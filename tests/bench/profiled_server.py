@@ -11,7 +11,7 @@ from typing import Final
 from kvfs.bench.self_made import unmount
 from tests.bench.measure_commits import kvfs
 
-_START_WAIT_S: Final = 60.0
+_START_WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.05
 
 
