@@ -19,9 +19,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kvfs.pool.open.extent_bytes import stamps_are_exact
-from tests.support.clients.stepping import until
+from tests.support.clients.stepping import SLOWER, until
 from tests.support.forks.process import PARENT
 from tests.support.machines.own_mounts import enter_own_mounts
+from tests.support.mounts.left_behind import loops_under, mounts_under
 from tests.support.mounts.mounting import why_no_mounts
 from tests.support.rules.first_difference import told_apart
 
@@ -46,7 +47,7 @@ settings.load_profile("kvfs")
 #: Folders of tests, the one with the longest modules first.
 LONGEST_FIRST: Final = ("system", "fuse", "engine", "core")
 #: How long the last user of a mount or a loop device may take to let go of it.
-LEFT_WAIT_S: Final = 20.0
+LEFT_WAIT_S: Final = 20.0 * SLOWER
 #: Why a test may be skipped in CI (the beginning of its reason): what it is about is not there.
 SKIPPED_IN_CI: Final = (
     # Both data paths run the same tests.
@@ -261,28 +262,9 @@ def own_places(base: Path) -> tuple[str, ...]:
     )
 
 
-def mounts_under(places: tuple[str, ...]) -> set[str]:
-    """Return the mountpoints below *places*."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {path for line in lines if (path := line.split()[4]).startswith(places)}
-
-
-def loops_under(places: tuple[str, ...]) -> set[str]:
-    """Return the loop devices over a file below *places*, with that file."""
-    found = set()
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        try:
-            path = backing.read_text().strip()
-        except OSError:
-            continue  # detached meanwhile
-        if path.startswith(places):
-            found.add(f"{backing.parts[3]}: {path}")
-    return found
-
-
 @pytest.fixture(scope="session")
 def kept_mounts() -> set[str]:
-    """Mountpoints that outlive their module: a fixture of the session takes them away."""
+    """Mounts and loop devices that outlive their module: a fixture of the session ends them."""
     return set()
 
 
@@ -295,7 +277,7 @@ def nothing_stays_mounted(
     yield
 
     def left_behind() -> set[str]:
-        return (mounts_under(places) - kept_mounts) | loops_under(places)
+        return (mounts_under(places) | loops_under(places)) - kept_mounts
 
     # The kernel ends a lazily unmounted file system, and with it its loop device, a moment later.
     with contextlib.suppress(AssertionError):

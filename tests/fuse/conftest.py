@@ -6,7 +6,7 @@ log of the shared one, or leaves names on it, fails and ends it.
 
 With KVFS_TEST_REFERENCE=DIR the same tests run in DIR on a native file system: what is no declared
 difference must pass there too, which is how the tests themselves are checked.
-KVFS_TEST_SOURCE=tmpfs|disk|xfs chooses what lies under the mount (default tmpfs).
+KVFS_TEST_SOURCE=tmpfs|disk|xfs|encrypted chooses what lies under the mount (default tmpfs).
 """
 
 import contextlib
@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.callers import Caller
+from tests.support.clients.stepping import SLOWER
 from tests.support.kernel.wires import Wires
+from tests.support.mounts.left_behind import loops_under, mounts_under
 from tests.support.mounts.mounting import (
     PASSTHROUGH_WORKS,
     Mounted,
@@ -28,6 +30,7 @@ from tests.support.mounts.mounting import (
     kernel_has_passthrough,
     loop_device,
     own_tmpfs,
+    run_kvfs,
     skip_without_mounts,
     workplace,
 )
@@ -35,7 +38,8 @@ from tests.support.mounts.mounting import (
 REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
 SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")
 #: A test that takes longer hangs; its mount is aborted so that it fails instead.
-TEST_WAIT_S = 280.0
+TEST_WAIT_S = 280.0 * SLOWER
+EVERYWHERE = ("/",)
 LOOP_SIZE_BYTES = 4 << 30
 NOBODY = 65534
 OTHER = 65533
@@ -43,10 +47,21 @@ OTHER = 65533
 
 @contextlib.contextmanager
 def pool_source(kind: str, size_bytes: int = LOOP_SIZE_BYTES) -> Iterator[str]:
-    """Yield a blank source: a directory on a tmpfs or on disk, or a loop device for XFS."""
+    """Yield a source: a directory on a tmpfs or on disk, or a loop device for XFS.
+
+    All are blank, but for an encrypted drive: that has an empty pool, whose key its kernel has.
+    """
     if kind == "xfs":
         with loop_device(size_bytes) as device:
             yield device
+    elif kind == "encrypted":
+        # No discard passes dm-crypt: what was written once stays in memory.
+        with loop_device(size_bytes // 4) as device:
+            run_kvfs("mkfs", device, "--encrypt=ephemeral")
+            try:
+                yield device
+            finally:
+                run_kvfs("destroy", device, "--yes")
     elif kind == "tmpfs":
         with own_tmpfs() as directory:
             yield str(directory)
@@ -98,18 +113,19 @@ class SharedMounts:
     """One mount per data path, made when it is first asked for."""
 
     def __init__(self, kept: set[str]) -> None:
-        """*kept* is told which mountpoints stay."""
+        """*kept* is told which mounts and loop devices stay."""
         self._kept = kept
         self._made: dict[str, tuple[Mounted, contextlib.ExitStack]] = {}
 
     def get(self, path: str) -> Mounted:
         """Return the mount on the data path *path*."""
         if path not in self._made:
-            before = mountpoints()
+            before = mounts_under(EVERYWHERE) | loops_under(EVERYWHERE)
             with contextlib.ExitStack() as stack:
                 mount = stack.enter_context(fresh_mount(path))
                 self._made[path] = (mount, stack.pop_all())
-            self._kept |= mountpoints() - before
+            after = mounts_under(EVERYWHERE) | loops_under(EVERYWHERE)
+            self._kept |= after - before
         return self._made[path][0]
 
     def end(self, path: str) -> None:
@@ -120,11 +136,6 @@ class SharedMounts:
         """Unmount all."""
         for path in list(self._made):
             self.end(path)
-
-
-def mountpoints() -> set[str]:
-    """Return where something is mounted."""
-    return {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ from tests.support.machines.vm import PYTEST_INSIDE, boot, why_no_vm
 
 pytestmark = pytest.mark.proof
 
-#: Emulation is some ten times slower than a machine.
-GUEST_WAIT_S: Final = 1800.0
+#: Emulation is some ten times slower than a machine, and this one may be at load 20.
+GUEST_WAIT_S: Final = 5400.0
+MODULES: Final = ("fuse", "dm_crypt", "loop", "xfs")
 DRIVE_BYTES: Final = 512 << 20
 
 
@@ -31,6 +32,7 @@ def test_encrypted_pools(series: str, tmp_path: Path) -> None:
         *("-m", "pytest", *PYTEST_INSIDE, "tests/guest/test_encryption.py"),
         wait_s=GUEST_WAIT_S,
         drives=drives,
+        modules=MODULES,
     )
     assert ran.result, f"no answer from the guest:\n{ran.last_lines()}"
     for name, found in ran.result.items():

@@ -23,11 +23,15 @@ from tests.support.machines.kernels import Kernel
 from tests.support.mounts.mounting import ROOT
 
 PROGRAMS: Final = ("qemu-system-x86_64", "busybox", "cpio", "depmod", "ip")
-#: Arguments of pytest in a guest: the options of pyproject.toml pass its folder by.
+#: Arguments of pytest in a guest: the options of pyproject.toml pass its folder by, and end what
+#: takes too long elsewhere.
 PYTEST_INSIDE: Final = (
     *("-o", "addopts=--import-mode=importlib --strict-markers", "-p", "no:cacheprovider"),
-    *("-o", "faulthandler_timeout=900", "-v", "--no-header", "--color=no", "--tb=short"),
+    *("-o", "timeout=0", "-o", "faulthandler_timeout=1700"),
+    *("-v", "--no-header", "--color=no", "--tb=short"),
 )
+#: Emulation is some ten times slower than a machine, also than a busy one.
+_SLOWER: Final = 10
 #: What the guest needs to see its drive and this machine's files; the rest is loaded from there.
 _FIRST_MODULES: Final = ("virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "overlay")
 _DRIVE_BYTES: Final = 8 << 30
@@ -84,8 +88,9 @@ def boot(
     shares: Sequence[Path] = (),
     drives: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
+    modules: Sequence[str] = (),
 ) -> Ran:
-    """Run Python with *arguments* in a guest, in the tree's folder.
+    """Run Python with *arguments* in a guest that has *modules*, in the tree's folder.
 
     *out* is an empty directory; *shares* are directories outside the tree that the guest sees as
     well, read-only; *drives* are images of more drives, /dev/vdb on, and stay as they are. Raises
@@ -96,8 +101,10 @@ def boot(
     paths = [ROOT, *shares] if kernel.place.is_relative_to(ROOT) else [ROOT, kernel.place, *shares]
     tags = {f"share{number}": path for number, path in enumerate(paths)}
     (out / "shares").write_text("".join(f"{tag} {path}\n" for tag, path in tags.items()))
-    named = {"HOME": "/root", "MODPROBE_OPTIONS": f"-d {kernel.place}", **(environment or {})}
+    own = {"HOME": "/root", "MODPROBE_OPTIONS": f"-d {kernel.place}"}
+    named = {**own, "KVFS_TEST_SLOWER": f"{_SLOWER}", **(environment or {})}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in named.items()]
+    lines += [f"/usr/sbin/modprobe -a {shlex.join(modules)}"] * bool(modules)
     command = shlex.join([sys.executable, *arguments])
     (out / "command").write_text("\n".join([*lines, f"cd {ROOT}", f"exec {command}", ""]))
     with tempfile.TemporaryDirectory(prefix="kvfs-vm-") as made, console.open("wb") as output:

@@ -21,7 +21,7 @@ import pytest
 
 from kvfs.client.servers import status_of
 from kvfs.core.errors import KvfsError
-from tests.support.clients.stepping import until
+from tests.support.clients.stepping import SLOWER, until
 from tests.support.forks.process import run
 from tests.support.mounts.copies import detach_copies
 
@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 #: The command as an operator's shell would find it.
 KVFS: Final = (sys.executable, "-m", "kvfs.cli.main")
 #: Generous, since two shared cores run everything; a test that needs it has failed anyway.
-COMMAND_WAIT_S: Final = 90.0
+COMMAND_WAIT_S: Final = 90.0 * SLOWER
 #: Flip once the passthrough data path is in: from then on a machine that could and does not fails.
 PASSTHROUGH_WORKS: Final = True
 #: The first kernel with FUSE passthrough.

@@ -1,0 +1,50 @@
+"""A folder of suites with its pools on encrypted drives, in a guest that has dm-crypt.
+
+What is skipped there is what is skipped on any drive.
+"""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.machines.kernels import kernel
+from tests.support.machines.vm import PYTEST_INSIDE, boot, why_no_vm
+
+pytestmark = pytest.mark.proof
+
+#: Emulation is some ten times slower than a machine, and this one may be at load 20.
+GUEST_WAIT_S: Final = 7000.0
+#: What becomes of a block from its creation on, and a kernel that has both data paths.
+FOLDER, SERIES = "tests/fuse/life", "6.12"
+#: Fewer would be another folder than the one that every run of the suite tries.
+TESTS_MIN: Final = 200
+
+
+def test_a_folder_of_suites(tmp_path: Path) -> None:
+    assert (why := why_no_vm()) is None, why
+    ran = boot(
+        kernel(SERIES),
+        tmp_path,
+        *("-m", "pytest", *PYTEST_INSIDE, "-m", "not proof", "--junit-xml=/out/junit.xml", FOLDER),
+        wait_s=GUEST_WAIT_S,
+        modules=("fuse", "dm_crypt", "loop", "xfs"),
+        environment={"KVFS_TEST_SOURCE": "encrypted"},
+    )
+    junit = tmp_path / "junit.xml"
+    assert junit.exists(), f"no answer from the guest:\n{ran.last_lines()}"
+    found = Counter(outcome_of(case) for case in ElementTree.parse(junit).iter("testcase"))
+    told = {"linux": SERIES, "folder": FOLDER, "seconds": round(ran.wall_s)}
+    print(json.dumps({**told, **found}))
+    assert ran.status == 0, ran.last_lines()
+    assert found["passed"] > TESTS_MIN, found
+
+
+def outcome_of(case: ElementTree.Element) -> str:
+    """Return how a test ended, by the element in its own."""
+    return next(
+        (each.tag for each in case if each.tag in ("failure", "error", "skipped")), "passed"
+    )
