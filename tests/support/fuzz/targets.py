@@ -20,7 +20,8 @@ import numpy as np
 from kvfs.client.nfs.ganesha_config import parse as parse_ganesha
 from kvfs.core import log_records, records
 from kvfs.core.checksum import CRC, crc32c
-from kvfs.core.directory_policy import TTL, VALUES, check_value
+from kvfs.core.directory_policy import NAMES, check_value
+from kvfs.core.encryption import ephemeral_mark
 from kvfs.core.errors import (
     Damaged,
     FormatUnknown,
@@ -32,14 +33,15 @@ from kvfs.core.errors import (
 from kvfs.core.pool_layout import HEAT, LOG, RUN, log_file_name, parse_file_name
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import parse_age, parse_size
-from kvfs.core.types import FIRST_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_INODE, DriveNo, InodeNo, InodeRecord, Sequence
 from kvfs.devices.pool_files import parse_header
 from kvfs.storage.heat_file import HeatFile, pack_header, zero_rows
 from kvfs.storage.inode_numbers import pack_end, parse_end
 from kvfs.storage.lmdb_file import parse_meta
 from kvfs.storage.row_log import logged_batches
-from kvfs.storage.run_state import read_run_state
+from kvfs.storage.run_state import RunPlace, read_pool_run, read_run_state, stale_drives
 from kvfs.storage.syscalls import Syscalls
+from tests.support.fuzz import left_in_memory, told
 
 _EPOCH: Final = 7
 _CRC_BYTES: Final = CRC.size
@@ -160,10 +162,14 @@ def _copy_end(data: bytes) -> None:
 
 _RUN: Final = {
     "boot_id": "x", "clean": True, "directory": 3, "superblock": "", "doubtful_below": 20,
-    "age_base_ns": 5, "logged": 7, "index": "/dev/shm/x", "strays": False,
+    "age_base_ns": 5, "logged": 7, "index": "/dev/shm/x", "strays": False, "run": "r",
 }  # fmt: skip
 _POOL: Final = {
     "format": 1, "epoch": 5, "uuid": "u", "created_ns": 1, "kvfs": "1", "capacity_bytes": None,
+}  # fmt: skip
+#: Of a drive that is being emptied, one of two.
+_POOL_OF_TWO: Final = _POOL | {
+    "format": 2, "pool": "p", "drive": 1, "drives": ["p", "u"], "draining": True,
 }  # fmt: skip
 #: What no server writes there: other types, and numbers at the ends of what fits.
 _VALUES: Final[tuple[object, ...]] = (
@@ -206,12 +212,18 @@ def _run(data: bytes) -> None:
     for raw in (data, _json(data, _RUN)):
         (_folder() / RUN).write_bytes(raw)
         read_run_state(fd, Syscalls())
+        places = [RunPlace(DriveNo(drive), fd, "") for drive in range(2)]
+        read_pool_run(places, Syscalls())
+        assert stale_drives(places, Syscalls()) == frozenset()
 
 
 def _pool(data: bytes) -> None:
-    for raw in (data, _json(data, _POOL)):
+    for raw in (data, _json(data, _POOL), _json(data, _POOL_OF_TWO)):
         with contextlib.suppress(SourceForeign, FormatUnknown):
-            parse_header(raw, "x")
+            header = parse_header(raw, "x")
+            drives = header.membership.drives
+            assert drives[header.membership.drive] == header.uuid
+            assert len(drives) > 1 or not header.is_draining
 
 
 def _heat(data: bytes) -> None:
@@ -254,7 +266,7 @@ def _flags(text: str) -> None:
 
 
 def _policies(data: bytes) -> None:
-    for name in (TTL, *VALUES):
+    for name in NAMES:
         with contextlib.suppress(InvalidRequest):
             check_value(name, data)
 
@@ -294,6 +306,20 @@ verify = "off"
 evict = "never"
 ttl = "7d"
 """
+_HINTS: Final = json.dumps(
+    {
+        "id": 1,
+        "hints": [
+            {"do": "retain", "names": ["a"], "priority": 80, "duration_s": 60},
+            {"do": "demote", "prefixes": ["b"], "sessions": ["s"]},
+        ],
+    }
+).encode()
+_UUID: Final = "0f3c8f64-1a8a-4f5e-9d53-6d0f8c7e2b11"
+_LUKS2: Final = (
+    b"LUKS\xba\xbe\x00\x02" + bytes(160) + _UUID.encode().ljust(40, b"\0") + b"kvfs-key-file"
+)
+_DRIVE_ROW: Final = b"\0" + records.pack_drive_count(DriveNo(1), records.DriveCount(2, 8192))[:-4]
 _GANESHA: Final = b'EXPORT { Export_Id = 1; Path = "/kv"; CLIENT { Clients = *; } # x\n}\n'
 
 
@@ -321,12 +347,24 @@ def targets() -> dict[str, Target]:
             _once(lambda raw: parse_meta(raw, 0), IndexDamaged, FormatUnknown), (bytes(152),)
         ),
         "INODES": Target(_twice(parse_end, IndexDamaged), (pack_end(1 << 20),)),
-        "POOL": Target(_pool, (json.dumps(_POOL).encode(), b"\xff" * 5 + b"\x01")),
+        "POOL": Target(
+            _pool,
+            (json.dumps(_POOL).encode(), json.dumps(_POOL_OF_TWO).encode(), b"\xff" * 5 + b"\x01"),
+        ),
         "RUN": Target(_run, (json.dumps(_RUN).encode(), b"\xff" * 8 + b"\x01")),
         "HEAT": Target(_heat, (_example_of_heat(),)),
         "settings": Target(_text(_settings), (_SETTINGS,)),
         "flags": Target(_text(_flags), (b"capacity_bytes=90%", b"index_log_s=2.5")),
-        "policies": Target(_policies, (b"7d", b"never")),
+        "policies": Target(_policies, (b"7d", b"never", b"priority=80,ttl=1h,session=s")),
+        "drive-row": Target(told.drive_row, (_DRIVE_ROW,)),
+        "mark": Target(told.mark, (ephemeral_mark(_UUID), _LUKS2)),
+        "blkid": Target(told.blkid, (b"TYPE=xfs\nLABEL=kvfs\nUUID=0\n",)),
+        "hint-line": Target(told.hint_line, (_HINTS,)),
+        "hint-value": Target(told.hint_value, (b"priority=80,ttl=1h,session=s", b"once", b"none")),
+        "tenants": Target(told.tenants, (b"user.kvfs.quota.1000=1GiB", b"user.kvfs.weight=2.5")),
+        "subuid": Target(told.subuid, (b"alice:100000:65536\n1001:165536:65536\n",)),
+        "notes": Target(left_in_memory.notes, (bytes(range(64)), b"\xff" * 40)),
+        "journal": Target(left_in_memory.journal, (bytes(range(64)), b"\xff" * 40)),
         "sizes": Target(_text(_sizes), (b"1.5GiB", b"90%", b"7d")),
         "ganesha": Target(_text(parse_ganesha), (_GANESHA,)),
     }
