@@ -28,8 +28,10 @@ LET_GO_OF: Final = 40
 class HostileUser:
     """Its acts; each takes something and keeps it, or has the pool give something up."""
 
-    def __init__(self, folder: Path, uid: int, rng: random.Random) -> None:
-        self._folder, self._uid, self._rng = folder, uid, rng
+    def __init__(self, folder: Path, uid: int, seed: str) -> None:
+        self._folder, self._uid, self._rng = folder, uid, random.Random(f"{seed}-{uid}")
+        #: Of its names: those of an earlier run may be there.
+        self._seed = seed
         self._held: deque[int] = deque()
         self._mapped: deque[mmap.mmap] = deque()
         self._number = 0
@@ -37,7 +39,7 @@ class HostileUser:
 
     def _name(self, kind: str) -> Path:
         self._number += 1
-        return self._folder / f"{kind}-{self._uid}-{self._number}"
+        return self._folder / f"{kind}-{self._uid}-{self._seed}-{self._number}"
 
     def _hold(self, fd: int) -> None:
         self._held.append(fd)
@@ -165,7 +167,7 @@ def main() -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    user = HostileUser(folder, uid, random.Random(f"{seed}-{uid}"))
+    user = HostileUser(folder, uid, seed)
     while not select.select([sys.stdin], [], [], 0)[0]:
         user.act()
     user.let_go()
