@@ -202,6 +202,8 @@ def settled(path: Path) -> bool:
 @pytest.fixture
 def extents(mount: Mounted) -> Iterator[Extents]:
     """The extents of the mount's own pool, for a question to the kernel."""
+    if not os.path.isdir(mount.source):
+        pytest.skip("the extents of a drive are in a file system that is mounted nowhere")
     pool_fd = os.open(mount.source, os.O_RDONLY | os.O_DIRECTORY)
     extents = Extents((pool_fd,), Syscalls(), "tmpfs")
     yield extents
