@@ -15,7 +15,7 @@ import pytest
 from tests.support.machines.kernels import kernel
 from tests.support.machines.vm import PYTEST_INSIDE, Ran, boot, why_no_vm
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.in_guest]
 
 #: Emulation is some ten times slower than a machine, and this one may be at load 20.
 GUEST_WAIT_S: Final = 7000.0
