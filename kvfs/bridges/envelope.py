@@ -31,7 +31,7 @@ _PROTOCOL: Final = "0"
 class Directive(NamedTuple):
     """How much the blocks of some tokens of a request are worth."""
 
-    #: 1 to 100; 0: what was said of them is forgotten.
+    #: 1 to 100; 0: earlier hints on these blocks count no more.
     priority: int
     #: Tokens, from the first to before the last.
     start: int = 0

@@ -200,7 +200,7 @@ def _run_loads(
 
 
 def _settle(folders: list[Path]) -> None:
-    """Let what one side has left to do end, so that the other one need not wait for it."""
+    """Wait until one side has written back its data, so that the other side is not slowed by it."""
     from kvfs.bench.daemon import Daemon
 
     if len(folders) > 1:

@@ -71,7 +71,7 @@ def configure(subparsers: "Subparsers") -> None:
 
 
 class _Load(NamedTuple):
-    """What is served, and what it is called."""
+    """The requests of one load, and its name in the output."""
 
     requests: "list[Request]"
     name: str

@@ -101,9 +101,9 @@ def say(line: str) -> None:
 
 
 def flush_output() -> OSError | None:
-    """Flush standard output; return the error, if there was one. The rest is dropped.
+    """Flush standard output; return the error, if there was one, and drop what was not written.
 
-    It is TerminalGone if that is what happened.
+    The error is TerminalGone if the terminal has hung up.
     """
     failed = None
     try:

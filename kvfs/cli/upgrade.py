@@ -69,7 +69,7 @@ def replaced(
     try:
         told = ask(where.socket, verb, {**args, **wanted}, timeout_s=_WAIT_S)
     except CommandError:
-        # A server answers only if it serves on. One that was replaced has hung up.
+        # The server answers only if it goes on serving. If it was replaced, the socket is closed.
         if (now := _status(where.socket)) is not None and now["server_pid"] == before["server_pid"]:
             raise
     else:

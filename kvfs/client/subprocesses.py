@@ -140,7 +140,7 @@ def undisturbed() -> Iterator[None]:
 def exit_code_of(start: "Callable[[], subprocess.Popen[bytes]]", grace_s: float) -> int:
     """Return the exit code of the process that *start* starts; a signal that ends us ends it, too.
 
-    It then has *grace_s* to undo what it began. If it were killed at once, as ``subprocess.run``
+    The process then has *grace_s* to undo what it began. If killed at once, as ``subprocess.run``
     does, ``kvfs mount`` would leave a server behind that comes up after everything was removed.
     """
     process = None

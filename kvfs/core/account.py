@@ -25,7 +25,7 @@ _UIDS_MAX: Final = 4096
 #: once it is less than a tenant has that only tries whether it may store.
 _FORGOTTEN_S: Final = 600.0
 _NOTHING_BYTES: Final = 64 << 10
-#: The share of a pool that is left to who has stored less, whoever keeps the rest from eviction.
+#: This share of a pool cannot be kept from eviction: it is for tenants that have stored less.
 SPARE_SHARE: Final = 1 / 16
 
 
@@ -112,7 +112,7 @@ class Taken:
     def has_its_part(self, uid: int, bound: int) -> bool:
         """Whether the tenant of *uid* takes an equal part of *bound* or more.
 
-        It is the part of each tenant that takes some: what others do not use is lent.
+        The bound is divided by the tenants that take some of it now; unused parts are lent.
         """
         taken = self.by(uid)
         return taken > 0 and taken >= bound / len(self.rows())
@@ -145,7 +145,7 @@ class Entitlements:
     def __init__(self, configured: Mapping[TenantId, Entitlement], idle_s: float = 0.0) -> None:
         """*configured*: of those that the settings name.
 
-        Who has used none of its blocks for *idle_s* has no share (fair_shares.py); 0: always has.
+        A tenant that has used no block for *idle_s* has no share (fair_shares.py); 0: it keeps it.
         """
         self._configured: Final = dict(configured)
         self._of: Final = dict(configured)
@@ -293,7 +293,7 @@ class Accounts:
 
 
 class StoredLately:
-    """The most that each tenant has stored of late; who evicts it must not hold its room then."""
+    """The most that each tenant has stored of late: others that evict it may not hold that room."""
 
     def __init__(self, stored: Taken) -> None:
         self._stored: Final = stored

@@ -109,8 +109,8 @@ class DriveTurns:
 
     So drives of different sizes fill at the same rate. The turns of one are as far apart as they
     can be: each drive earns its weight at every turn, and the one that is owed most has it and pays
-    for all (smooth weighted round robin, as in nginx). They come again and again in one order, and
-    whoever takes them has a place in it, from 0 on.
+    for all (smooth weighted round robin, as in nginx). The turns repeat in one order, in which each
+    caller has its own place, from 0 on.
     """
 
     def __init__(self, capacities_bytes: Sequence[int]) -> None:
@@ -217,7 +217,7 @@ class DriveCounts:
         return recount
 
     def count(self, ino: InodeNo, record: InodeRecord) -> None:
-        """Count one more inode: for who counts from scratch."""
+        """Count one more inode: for a count that begins at zero."""
         drive = self._drive(ino)
         if FIRST_DRIVE < drive < len(self._counts):
             self._counts[drive] = _counted(self._counts[drive], record, 1)

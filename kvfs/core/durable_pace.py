@@ -80,5 +80,5 @@ class DurableGoal:
 
     @property
     def is_set(self) -> bool:
-        """Whether it is known what must be durable."""
+        """Whether the moment is set: before, the list is not complete."""
         return bool(self.flushes)

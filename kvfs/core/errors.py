@@ -313,7 +313,7 @@ class WrongBytes(CommandError):
 
 
 class SyncedTooLittle(CommandError):
-    """Not all that was to be durable is."""
+    """Some blocks that should be durable by now are not."""
 
     exit_code = 25
 

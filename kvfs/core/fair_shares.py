@@ -26,8 +26,8 @@ from kvfs.core.block_owners import Owners
 from kvfs.core.eviction_policy import EVICTABLE, Columns, EvictionPolicy, Lru, Rank, as_of_now
 from kvfs.core.types import InodeNo
 
-#: A plan has a queue for each of so many tenants, those with the most for their weight. The rest
-#: has one queue, which is for the case that all others are empty.
+#: A plan has a queue for each of so many tenants, those with the most for their weight. All other
+#: tenants share one queue, which is used only when these are empty.
 TENANTS_MAX: Final = 16
 _OF_TENANTS: Final = tuple(rank for rank in EVICTABLE if rank is not Rank.FIRST)
 _MAY_GO: Final = np.array([rank in _OF_TENANTS for rank in Rank], np.bool_)

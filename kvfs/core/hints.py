@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from kvfs.core.sizes import parse_age
 
 PRIORITY_MAX: Final = 100
-#: The priority of who names none, as of ``ttl=1h`` alone.
+#: The priority of a hint that names none, such as ``ttl=1h``.
 PRIORITY_USUAL: Final = 50
 #: Longer makes no sense, and the seconds since 1970 of the end must fit into 32 bits.
 DURATION_MAX_S: Final = 10 * 365 * 86_400.0
@@ -111,7 +111,7 @@ class Do(StrEnum):
     DEMOTE = "demote"
     #: They are read into the page cache, in this order.
     FETCH = "fetch"
-    #: What was told of them is forgotten.
+    #: Hints told of them before count no more.
     RELEASE = "release"
 
 

@@ -177,7 +177,7 @@ class ReuseDistances:
         return sum(self._sums[part + 1 :]) + sum(self._sizes[at + 1 : (part + 1) << _PART_BITS])
 
     def _use(self, name_hash: int, at: int | None, size_bytes: int) -> None:
-        """Make a name the most recently used one; *at* was its position, if it had one."""
+        """Make a name the most recently used one; *at*: its position so far, None: it is new."""
         if at is not None:
             self._take(at)
         if self._next >= len(self._sizes):

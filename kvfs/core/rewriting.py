@@ -77,8 +77,8 @@ OPEN: Final[dict[Try, dict[Found, Answer]]] = {
 _NO_NAME: Final = (Found.UNLINKED, Found.NAMELESS, Found.NOTHING)
 _LEAD: Final[dict[Found, Answer]] = {found: Answer.LEAD for found in Found if found not in _NO_NAME}
 
-#: The answer to a LOOKUP of a thread that was refused; any other LOOKUP finds what is there. In a
-#: second try the kernel looks twice: to revalidate the name it knew, then to find it anew.
+#: The answer to a LOOKUP by a thread whose open was refused; for all others a LOOKUP finds the
+#: block. In a second try the kernel looks twice: to revalidate the name it knew, then to find it.
 LOOKUP: Final[dict[Try, dict[Found, Answer]]] = {
     Try.REFUSED: {
         **_LEAD,

@@ -146,9 +146,9 @@ class Attributes:
             change.write(Changed(ROOT_INODE, record, wanted, Why.SET))
 
     def entitle(self, settings: Settings) -> None:
-        """Take over what *settings* say of tenants; what attributes say still goes over it.
+        """Take over the quotas and weights in *settings*; those in attributes still come first.
 
-        Raises UsageError for one who is not there.
+        Raises UsageError for a user who does not exist.
         """
         tenants = self._pool.rules.tenants
         users, remarks = entitled_users(settings, self._pool.space.accounts.tenants)

@@ -296,7 +296,7 @@ class PinProgress:
         self.bytes += size_bytes
 
     def keep(self, why: str, size_bytes: int) -> None:
-        """Count what was left as it was."""
+        """Count a block of *size_bytes* that stays, and *why*."""
         self.kept[why] += 1
         self.kept_bytes[why] += size_bytes
 

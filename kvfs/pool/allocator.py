@@ -138,7 +138,7 @@ class DraftGrowth:
         if opened.overrun:
             self.empty(opened)
             if pool.background.is_serving:
-                return 0  # it is measured when it is empty
+                return 0  # ``empty`` measures it at its end
         try:
             allocated_bytes = pool.extents.allocated_bytes(opened.fd)
         except OSError as error:

@@ -1,7 +1,7 @@
 """Inodes whose last handle is closed, and those that lost their name a moment ago.
 
-The last close closes the extent. An inode without a name is erased then: its files go, and what
-says that they are there.
+The last close closes the extent. An inode without a name is erased then: its files, and the rows
+that tell of them.
 
 But another client may replace a name between a LOOKUP and its OPEN. A local file system then opens
 the old file. On kvfs the OPEN would find a dead inode, and the kernel retries only once. So a

@@ -70,7 +70,7 @@ class SpaceParts:
 
     @property
     def kept_on(self) -> Sequence[PoolDrive]:
-        """Those of them that keep what is of the whole pool, so that one may be lost."""
+        """The drives that have copies of the log, RUN and HEAT: two, so that one may be lost."""
         return self.serving[:_KEPT_TWICE]
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class DeviceThread:
         self.submit(lambda: None, lambda _: end(), at_once=True)
 
     def run_ends(self) -> None:
-        """Do what follows the work that was done; on the loop."""
+        """Call the ends of work that the threads have done; on the loop."""
         while self._ends:
             end = self._ends.popleft()
             self.ended += 1

@@ -85,7 +85,7 @@ class Extents:
             self.memory.close()
 
     def open_directories(self) -> None:
-        """Open all directories that there are, so that none is opened while it is needed."""
+        """Open all directories that exist, so that no request has to wait for one to be opened."""
         for files in self._fan_outs():
             files.open_all()
 

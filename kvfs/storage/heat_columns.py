@@ -29,7 +29,7 @@ class HeatTenants:
         self._entitlements = entitlements
         #: The slots of the tenants that have one of their own.
         self.slots = {first: 0}
-        #: The tenant of each slot; the last one is that of all others.
+        #: The tenant of each slot. The last slot is for all tenants that have none of their own.
         self._tenants = [first]
         self._rows = np.zeros(0, np.uint16)
         self._stored_bytes = np.zeros(SLOTS_MAX, np.int64)

@@ -70,7 +70,7 @@ def _is_ours(directory: str) -> bool:
 
 
 class IndexAt(NamedTuple):
-    """The path of the index; ``logged``: the batch that leads to it as it is, 0: none does."""
+    """The path of the index; ``logged``: the batch of the log that it is at, 0: at none."""
 
     path: str
     logged: int

@@ -166,7 +166,7 @@ class InodeNumbers:
             self._refilling.discard(drive)
 
     def give_up(self, drive: DriveNo) -> None:
-        """Refill *drive* no more, because it has failed; what has no bytes is on another one."""
+        """Refill *drive* no more: it has failed. Inodes without bytes go to another drive."""
         self._refilling.add(drive)
         self._given_up.add(drive)
         drives = map(DriveNo, range(len(self._ranges)))
@@ -194,7 +194,7 @@ class InodeNumbers:
     def give_out(self, drive: DriveNo | None = None) -> InodeNo:
         """Return a number, for an inode on *drive*, that was never returned before.
 
-        None: it has no bytes, so any drive will do: it is the first that has not failed.
+        None: an inode without bytes, which is put on the first drive that has not failed.
 
         Waits for an fsync only if ``refill`` was not called in time. Raises OSError.
         """

@@ -83,14 +83,14 @@ class Callers:
         return self.payer() if asked is None else self.payer_of(asked.uid, asked.tid)
 
     def payer_of(self, uid: int, tid: int) -> int:
-        """Return whose share it counts for what thread *tid* asked for as user *uid*.
+        """Return the user whose share a request of thread *tid*, sent as user *uid*, counts for.
 
-        Its request is not the present one.
+        It need not be the request that is being handled.
         """
         return self._payer(tid) if self._port.idmapped else uid
 
     def _payer(self, tid: int) -> int:
-        """Return the user of thread *tid*; all that are unknown have one share together."""
+        """Return the user of thread *tid*. Threads of unknown users have one share together."""
         uid = self._makers.uid_of(tid)
         return OVERFLOW_UID if uid == UNKNOWN_UID else uid
 

@@ -217,7 +217,7 @@ class Files:
         may = surely_may_open(record, flags, uid, gid, sticky=bool(sticky))
         seen = store.visibility.seen(ino, record, self.requester())
         if seen is None and not (may and truncates):
-            raise AccessDenied(f"inode {ino} is not shown to who asks")
+            raise AccessDenied(f"inode {ino} is hidden from the caller")
         if not may or (seen != ino and not truncates):
             reads = flags & os.O_ACCMODE != os.O_WRONLY
             truncating = store.blocks.truncating

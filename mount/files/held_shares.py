@@ -1,17 +1,17 @@
 """What each tenant holds, and who gets no more: of the pool, and of what waits for room in it.
 
 A draft, a block that somebody has open or mapped, an old version that is still read and one without
-a name all keep their bytes, as leases, slabs and pins do. They count for who holds them: a reader
-of another's block holds it on its own account, and who writes below a directory that is a tenant
-on that directory's. What others neither hold nor have stored up to their share may be held; beyond
-it a tenant would take what others below their share have stored, or could store.
-Leases and pins have bounds of their own: nobody is refused for them who has little open.
+a name all keep their bytes, as leases, slabs and pins do. They count for the tenant that holds
+them: the reader of another's block, or for a writer the directory above that is a tenant. What
+others neither hold nor have stored up to their share may be held; beyond it a tenant would take
+what others below their share have stored, or could store. Leases and pins have bounds of their own:
+a tenant with little open is not refused for them.
 
 Only a pool that is nearly full has a bound, since before that nobody loses anything by it.
 
 One user's flood of waiting requests would use up what serves the others. So beyond a part of the
-bound only those get more who have less than an equal share of that part; the one who has more is
-told so, and nobody else is refused. The last of it is for root.
+bound a tenant gets more only if it has less than an equal share of that part. One that has more is
+refused, and nobody else is. The last of it is for root.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ _FULL_SHARE: Final = 1 / 4
 
 
 class HeldShares:
-    """Who holds how much, as found at the last look, and who is over its share."""
+    """How much each tenant holds, as counted last, and which tenants are over their share."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class HeldShares:
         self._rules: Final = rules
         self._space: Final = space
         self._monotonic_s: Final = monotonic_s
-        #: When the last look began, and about how long it took.
+        #: When the last count began, and about how long it took.
         self._looked_s = self._took_s = 0.0
-        #: Who holds what it may, or more; and who nearly does.
+        #: Tenants that hold all that they may, or more; and those that nearly do.
         self._over: set[TenantId] = set()
         self._near: set[TenantId] = set()
-        #: Who keeps as much from eviction as its quota, without what it only reads.
+        #: Tenants that keep their whole quota from eviction, without blocks that they only read.
         self._over_quota: set[TenantId] = set()
         #: What each tenant keeps by open files.
         self._by_files: Final = Taken(accounts.tenants)
@@ -90,16 +90,16 @@ class HeldShares:
         self._refuse(uid, reads=reads)
 
     def _refuse(self, uid: int, *, reads: bool = False) -> NoReturn:
-        """Raise OverShare, or TooManyOpen for who *reads*."""
+        """Raise OverShare; TooManyOpen if the caller *reads*."""
         self.refused += 1
         who, held = self._accounts.name_of(self._tenants[uid]), self._accounts.held.by(uid)
         told = f"tenant {who} holds {format_size(held)}, more than its share"
         raise TooManyOpen(told) if reads else OverShare(told)
 
     def require_draft(self, directory: InodeNo, uid: int) -> int:
-        """Raise OverShare if who holds what user *uid* writes in *directory* holds its share.
+        """Raise OverShare if the tenant that a write counts for holds all that it may.
 
-        Return who that is.
+        Return that tenant: that of user *uid*, or a directory above *directory* that is one.
         """
         below = self._rules.below(directory) if self._directories else None
         holder = uid if below is None else below
@@ -147,7 +147,7 @@ class HeldShares:
         if uid == ROOT or self._free_bytes > size_bytes:
             return False
         if size_bytes > self._space.usable_bytes:
-            return False  # nobody has so much: it is refused for that
+            return False  # larger than the pool: refused for its size, not for anybody's share
         self._look_after(_NEAR_REST)
         left_bytes = self._left_bytes(self._tenants[uid])
         if left_bytes is None or left_bytes >= size_bytes:
@@ -183,7 +183,7 @@ class HeldShares:
             self.count_anew()
 
     def run_due(self, watch: OverrunWatch) -> None:
-        """Stop the drafts of who is over its share that took space without asking."""
+        """Stop drafts that took space without asking, of tenants that are over their share."""
         if not self._is_full and not self._quotas_bytes:
             return
         self._look_after(_REST)

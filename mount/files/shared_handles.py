@@ -272,7 +272,7 @@ class SharedHandles:
         return len(inodes) + len(inodes.parked) <= self._most
 
     def forget(self, ino: InodeNo) -> None:
-        """Stop sharing the handles of *ino*; its readers keep them until they close them."""
+        """Give the handles of *ino* to no further opens; present readers use theirs to the end."""
         self._leave_table(self._shared, ino)
         self._leave_table(self._by_servers, ino)
         opened = self._pool.open.inodes.parked.pop(ino, None)

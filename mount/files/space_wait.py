@@ -123,7 +123,7 @@ class _Prospect:
         return self._reclaim.users_came_lately(self._pool.settings.room_wait_s, self._drive)
 
     def worth_waiting(self, size_bytes: int, waited_s: float) -> bool:
-        """Whether there may be *size_bytes* for one that has waited *waited_s*."""
+        """Whether a request that has waited *waited_s* may still get *size_bytes*."""
         longest_s, fit = self._pool.settings.room_wait_s, self._reach.fit(size_bytes, self._drive)
         if fit is Fit.NEVER:
             return False

@@ -106,7 +106,7 @@ class Asks(Protocol):
     """What brings to a request what it lacks, and does it again."""
 
     async def at_hand(self, call: Callable[[], R | Awaitable[R]]) -> R:
-        """Return what *call* does, once all that it needs is there."""
+        """Return what *call* returns; it is repeated once the device has brought what it lacks."""
 
 
 class Handlers(Protocol):

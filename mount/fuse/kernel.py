@@ -167,7 +167,7 @@ class Invalidations:
         self._thread: threading.Thread | None = None
         #: Once true, the device may be closed, and its descriptor number reused for an extent.
         self._stopped = False
-        #: How many it was to be told; each is sent or skipped in the end.
+        #: Messages for the kernel so far; in the end each is sent or skipped.
         self._due = 0
         self.sent = 0
         self.skipped = 0

@@ -86,8 +86,8 @@ class Late:
     ) -> None:
         """*about_to_wait* is called by tasks that wait for the effect of other requests.
 
-        *at_hand* does work again once what it lacked is there (NotAtHand). *present* tells whose
-        request is to be answered.
+        *at_hand* repeats work once the device has brought what it lacked (NotAtHand). *present*
+        tells whose request is to be answered.
         """
         self._present: Final = present
         self._at_hand: Final = at_hand

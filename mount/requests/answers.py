@@ -297,7 +297,7 @@ class Answers:
     def create_nameless_at_once(self, parent: InodeNo, mode: int, flags: int) -> Created | None:
         """Create and open a file without a name (O_TMPFILE); None and raises: ``create_at_once``.
 
-        It has one that nobody knows for as long as this takes.
+        While it is made it has a name that nobody knows.
         """
         name = _NAMELESS % secrets.randbits(64)
         made = self.create_at_once(parent, name, mode, flags & ~_OF_TMPFILE | os.O_EXCL)

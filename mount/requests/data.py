@@ -87,9 +87,9 @@ class Transfers:
             self._store.pool.departures.removed.give_way()
 
     def read_at_once(self, fh: int, offset_bytes: int, into: memoryview) -> int:
-        """Read what is in memory; return how much, short only at the end of the file.
+        """Read bytes that are in memory; return how many, fewer only at the end of the file.
 
-        -1 says that some of it is not there: ``read`` waits for it. Raises BadHandle, Damaged.
+        -1: some are not in memory, and ``read`` waits for the device. Raises BadHandle, Damaged.
         """
         fd = self._files.extent_fd(fh)
         try:

@@ -78,7 +78,7 @@ class HandleLookups:
         if record.state in HIDEABLE:
             seen = self._store.visibility.seen(ino, record, self._files.requester())
             if seen != ino:
-                raise DeadInode(f"inode {ino} is not shown to who asks")
+                raise DeadInode(f"inode {ino} is hidden from the caller")
 
     def opened(self, fh: int, directory: InodeNo) -> None:
         """Note that *fh* lists *directory*, perhaps for the one row that its thread wants."""

@@ -343,7 +343,7 @@ class Supervisor:
             self._start_s = now_s + pause_s
 
     def _go_without(self, event: MountEvent, status: int | None) -> None:
-        """Do what is to be done as there is no server; the last one's wait *status* is known."""
+        """Act on *event* while there is no server; *status* is the wait status of the last one."""
         act = self._course.act_for(event)
         if act is Act.TRY_AGAIN:
             self._try_again(status)

@@ -80,7 +80,7 @@ class Linked:
 
 
 class Server(Linked):
-    """A server and the link to it; whoever had it forked must close it."""
+    """A server and the link to it. The object that had it forked closes it."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         """Take over *link*, whose other end the server *pid* has."""

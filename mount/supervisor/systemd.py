@@ -76,7 +76,7 @@ class Systemd:
         return self._send(("FDSTORE=1", f"FDNAME={_PREFIX}{name}", "FDPOLL=0"), [fd])
 
     def remove(self, name: str) -> bool:
-        """Have it close what it keeps as *name*."""
+        """Have systemd close the descriptors that it keeps as *name*."""
         return self._send(("FDSTOREREMOVE=1", f"FDNAME={_PREFIX}{name}"))
 
     def _send(self, assignments: Sequence[str], fds: Sequence[int] = ()) -> bool:

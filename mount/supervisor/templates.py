@@ -1,7 +1,7 @@
 """The templates that servers are forked from (mount/process/template.py), seen by the supervisor.
 
-There is one of the version that serves. In an upgrade there is another one, which is asked whether
-its servers can take over, before the serving one ends.
+One template is of the version that serves. In an upgrade there is a second one, of the new version,
+which is asked whether its servers can take over before the serving one ends.
 """
 
 import ctypes

@@ -152,7 +152,7 @@ def cache_settings(blocks: tuple[ConfigBlock, ...]) -> CacheSettings | None:
 
 
 def exports_of(blocks: tuple[ConfigBlock, ...]) -> tuple[GaneshaExport, ...]:
-    """Return all EXPORT blocks; EXPORT_DEFAULTS has what they do not set."""
+    """Return all EXPORT blocks, completed from EXPORT_DEFAULTS."""
     defaults = [block for block in blocks if block.name == "export_defaults"]
     return tuple(_export(block, defaults) for block in blocks if block.name == "export")
 

@@ -80,7 +80,7 @@ class Allocations:
         opened.begin_allocation()
         try:
             if growth_bytes:
-                # It evicts others, but not this one.
+                # Other blocks are evicted for it, but not this one, which is open.
                 self._allocator.require_space(growth_bytes, pool.space.drives.of(opened.ino))
             if wanted.mode & FALLOC_FL_PUNCH_HOLE:
                 opened.note_punched(wanted.offset_bytes)
@@ -156,7 +156,7 @@ class Lengths:
     ) -> None:
         """Set the length of *opened*; growing allocates nothing. *done* is called then.
 
-        *keeps*: it stays open for others, so that what it holds is counted. *empties*: a file
+        *keeps*: others have it open, so the bytes that it holds stay counted. *empties*: a file
         server empties it. Raises OSError, while no requests are served.
         """
         pool = self._pool

@@ -253,7 +253,7 @@ class LastCloses:
     def close(self, opened: OpenInode, *, awaits_rename: bool = False) -> None:
         """Close one writer's handle; if it *awaits_rename*, the next tick may publish the block."""
         if opened.writers == 1 and not self._pool.settings.read_only:
-            if opened.settling:  # until then its extent does not say what it is
+            if opened.settling:  # its times and length are on their way to the extent
                 self._pool.open.notes.closes(opened, (UNTOLD,))
                 device = self._pool.background.of(opened.ino).device
                 device.after_all(lambda: self.close(opened))

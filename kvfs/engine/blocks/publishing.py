@@ -350,7 +350,7 @@ class Publishing:
     def _drop_torn(self, opened: OpenInode, record: InodeRecord) -> None:
         """Remove the name of a block whose writer died in the middle: a miss, never wrong bytes."""
         self._namespace.lose(opened.ino)
-        if opened.gone is not None:  # readers that have it open read what was written
+        if opened.gone is not None:  # readers still read the bytes that were written
             opened.lose_name(record._replace(ctime_ns=opened.gone.ctime_ns))
             self._pool.open.notes.changed(opened)
         self.torn += 1

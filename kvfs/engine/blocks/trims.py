@@ -31,7 +31,7 @@ class Trims:
         *before* is its record in the index. Raises OSError, while no requests are served.
         """
         pool = self._pool
-        # What was written has just been measured.
+        # A record that differs has its size from fstat a moment ago.
         held_bytes = (
             pool.extents.allocated_bytes(opened.fd) if record is before else record.allocated_bytes
         )
@@ -61,7 +61,7 @@ class Trims:
         device.submit(
             functools.partial(self._trim_seen, trim, held_bytes, opened.fd, touches),
             functools.partial(self._end, opened, left_bytes, freed_bytes),
-            # It has holes, and only then is it known what it holds.
+            # A block with holes: how much it holds is known only once it is trimmed.
             at_once=sparse and held_bytes < record.size_bytes,
         )
         return left_bytes

@@ -53,7 +53,7 @@ class OpenBlock(NamedTuple):
 
 
 class DurableBatch:
-    """Gathers the blocks that are due, and has them until they are taken."""
+    """Gathers the blocks that are due for the next pass over one drive."""
 
     def __init__(self, pool: Pool, queue: UndurableQueue, complete: Callable[[], None]) -> None:
         """*queue*: what its drive lacks. *complete* is called when all blocks are open."""

@@ -79,11 +79,11 @@ class DrivePass:
         self._asked_until_s = now_s + _ASKED_S
 
     def rest(self) -> None:
-        """Hurry no more: whoever still waits asks again."""
+        """Hurry no more; a caller that still waits will ask again."""
         self._asked_until_s = 0.0
 
     def want_flush(self) -> int:
-        """Have a flush begin after this moment; return what ``flushes`` is once it has ended."""
+        """Have a flush begin after this moment; return what ``flushes`` is when it has ended."""
         self._flush_wanted = self._flushes_begun + 1
         return self._flush_wanted
 

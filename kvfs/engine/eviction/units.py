@@ -2,7 +2,7 @@
 
 A directory under ``user.kvfs.evict=together`` is a unit, with all below it: a database, a pool and
 its index in a second file. It is as warm as its newest use, and one index transaction removes all
-of its names. A unit that is too large for that is none: its files go one by one, and kvfs says so.
+of its names. The files of a unit that is too large for one go one by one, and kvfs says so.
 
 Without that policy, slabs that a process has left in a directory are a unit with the small files,
 and those named as an index, beside them. One of these may say what is in a slab: alone it would

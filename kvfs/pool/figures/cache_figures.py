@@ -155,7 +155,7 @@ class Tallies:
         return found
 
     def by_drive(self) -> dict[DriveNo, Tally]:
-        """Return the tallies of drives by number; of one that has none nothing was counted."""
+        """Return the tallies of drives by number, without drives for which nothing was counted."""
         found: dict[DriveNo, Tally] = {}
         for (_, _, drive), tally in self._tallies.items():
             found.setdefault(drive, Tally()).add(tally)

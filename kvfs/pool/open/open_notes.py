@@ -201,7 +201,7 @@ class OpenNotes:
             yield _ino(key), [NotedClose(*close) for close in rows]
 
     def written(self, opened: OpenInode) -> None:
-        """Note that *opened* has no writer any more, if it had one that was noted."""
+        """Remove the note that *opened* has a writer, if there is one: the writer has closed."""
         if opened.ino in self._written:
             self._written.discard(opened.ino)
             self.forget(opened.ino)

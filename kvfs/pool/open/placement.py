@@ -69,9 +69,9 @@ class Placement:
     def turn(self, drive: PoolDrive, size_bytes: int, chain: Chain) -> Callable[[], None]:
         """Return what notes that a draft of *size_bytes* in *chain* is to be on *drive*.
 
-        To be called when it has its extent, or when one that it lacks is being brought. A request
-        may ask several times before that, which is still one turn; and it comes again for what was
-        brought, and has had its turn.
+        Call it when the draft has its extent, or when one is being made for it. Until then a
+        request may ask several times, which is one turn. When it asks again for the extent that
+        was made for it, it takes no further turn.
         """
         again = self._ready.on(drive).has_brought(size_bytes)
         return functools.partial(self._take_turn, drive, chain, again=again)

@@ -29,7 +29,7 @@ _LOOKS: Final = 16
 class _Unlink(NamedTuple):
     remove: Callable[[], None]
     size_bytes: int
-    #: None if nobody can have it open.
+    #: Whether somebody has it open or mapped; None: that is impossible.
     in_use: Callable[[], bool] | None
 
 
