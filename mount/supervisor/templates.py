@@ -18,7 +18,7 @@ from mount.supervisor.server import Linked, Server, ended_how, status_of
 
 #: For its imports, or a look at some tables, on a machine that may be loaded.
 _PREPARED_MAX_S: Final = 60.0
-#: For a fork, which takes milliseconds on a machine that is not loaded.
+#: For a fork, which takes milliseconds on a machine that is not loaded, while clients wait.
 _FORK_MAX_S: Final = 3.0
 _REAP_WAIT_S: Final = 1.0
 #: PR_SET_CHILD_SUBREAPER of linux/prctl.h.
@@ -109,12 +109,15 @@ class Template(Linked):
         send(self.link, {"check": dict(formats)})
 
     def fork(self, ready_fd: int) -> None:
-        """Have it fork a server, which reports at *ready_fd* (-1: nowhere) how its start went."""
+        """Have it fork a server, which reports at *ready_fd* (-1: nowhere) how its start went.
+
+        One that reports is the first of a mount, so no client waits, and it may take longer.
+        """
         self._awaited, theirs = link_pair()
         fds = [theirs.fileno(), *([ready_fd] if ready_fd >= 0 else [])]
         send(self.link, {"serve": True}, fds)  # if it has died, ``check`` finds out
         theirs.close()
-        self._until_s = time.monotonic() + _FORK_MAX_S
+        self._until_s = time.monotonic() + (_PREPARED_MAX_S if ready_fd >= 0 else _FORK_MAX_S)
 
     def born(self) -> Server | None:
         """Return the server that was forked, the first time it is asked for; else None."""

@@ -90,6 +90,18 @@ def test_one_that_does_not_fork_is_given_three_seconds(ended: list[Template]) ->
     assert_bound(template, FORK_S)
 
 
+def test_one_that_does_not_fork_the_first_server_is_given_a_minute(ended: list[Template]) -> None:
+    """A loaded machine may take longer than three seconds, and nobody waits but who mounts."""
+    template = imported(ended)
+    reading_fd, writing_fd = os.pipe()
+    try:
+        template.fork(writing_fd)
+        assert_bound(template, PREPARED_S)
+    finally:
+        os.close(reading_fd)
+        os.close(writing_fd)
+
+
 def test_one_that_was_stopped_is_not_waited_for(ended: list[Template]) -> None:
     template = imported(ended)
     template.signal(signal.SIGSTOP)
