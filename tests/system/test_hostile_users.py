@@ -33,7 +33,8 @@ CROWD: Final = (200_000, 200_001, 200_002)
 KEPT: Final = 8
 #: Pins have a bound of their own, for all together; leases have none that is hard, and are turned
 #: off where users do not trust each other (docs/tenants.md).
-BOUNDS: Final = ("--set", "pin_share=0.05")
+#: A thread that a busy machine does not run for seconds is no drive that is silent.
+BOUNDS: Final = ("--set", "pin_share=0.05", "--set", "device_silent_s=60")
 #: On passthrough a draft takes what it can get before a look finds it, and gives it back then.
 HIT_RATES: Final = {"daemon": 0.75, "passthrough": 0.5}
 #: Every hostile one was refused something in so many acts, or the load is none.

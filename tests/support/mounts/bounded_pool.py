@@ -15,6 +15,8 @@ CAPACITY_BYTES: Final = 96 * BLOCK_BYTES
 #: More blocks than the pool holds.
 MANY: Final = 120
 CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+#: So many bytes of its log are shown when a test fails.
+_SHOWN: Final = 4000
 #: One takes what it can get, the other what it wants.
 HOSTILE, HONEST = NOBODY, OTHER
 
@@ -32,7 +34,11 @@ def bounded_pool(data_path: str, *more: str, kind: type[Mounted] = Mounted) -> I
     ):
         if data_path == "passthrough":
             require_passthrough(mounted)
-        yield mounted
+        try:
+            yield mounted
+        except BaseException:
+            print(mounted.log_file.read_text()[-_SHOWN:])  # it goes with the mount
+            raise
         mounted.stop()
         assert mounted.errors() == []
 
