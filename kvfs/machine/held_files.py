@@ -57,11 +57,13 @@ def receive(end: socket.socket) -> Message | None:
     Raises BlockingIOError.
     """
     try:
-        packet, fds, _, _ = socket.recv_fds(end, _MESSAGE_BYTES, FILES_MAX, socket.MSG_CMSG_CLOEXEC)
+        packet, fds, _, _ = socket.recv_fds(end, _MESSAGE_BYTES, FILES_MAX)
     except OSError as error:
         if error.errno in (errno.ECONNRESET, errno.EPIPE):
             return None
         raise
+    for fd in fds:  # not by MSG_CMSG_CLOEXEC: recv_fds of Python 3.11 passes no flags on
+        os.set_inheritable(fd, False)
     return Message(json.loads(packet), fds) if packet else None
 
 

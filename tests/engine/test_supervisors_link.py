@@ -33,6 +33,17 @@ def test_a_message_carries_so_many_files(link: tuple[socket.socket, socket.socke
         os.close(fd)
 
 
+def test_a_file_that_came_is_closed_at_exec(link: tuple[socket.socket, socket.socket]) -> None:
+    """Else the template of an upgrade, and all its servers, would have what a drive is held by."""
+    ours, theirs = link
+    assert send(theirs, {"hold": "pool"}, [0])
+    message = receive(ours)
+    assert message is not None
+    (fd,) = message.fds
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
 def test_why_a_start_fails_is_cut_to_what_a_message_holds(
     link: tuple[socket.socket, socket.socket],
 ) -> None:
