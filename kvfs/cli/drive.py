@@ -13,7 +13,7 @@ from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, shown_tim
 from kvfs.cli.upgrade import replaced
 from kvfs.client.control_socket import ask
 from kvfs.client.servers import status_of
-from kvfs.core.errors import CommandError, ServeFailed
+from kvfs.core.errors import CommandError, ServeFailed, SourceBusy
 from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size, shown_rate
 
@@ -43,6 +43,7 @@ def configure(subparsers: "Subparsers") -> None:
     _configure_list(nested)
     _configure_drain(nested)
     _configure_add(nested)
+    _configure_remove(nested)
 
 
 def _configure_list(nested: "Subparsers") -> None:
@@ -129,7 +130,8 @@ def run_add(args: argparse.Namespace) -> int:
     before = ask(where.socket, "status")
     plan = ask(where.socket, "drive-plan")
     fields = plan["header"]
-    of_pool = fields["several"] | {"drives": tuple(fields["several"]["drives"])}
+    several = fields["several"]
+    of_pool = several | {name: tuple(several[name]) for name in ("drives", "removed")}
     header = PoolHeader(**(fields | {"several": Membership(**of_pool)}))
     format_one_more(source, plan["sources"], header, fill=found_pool, force=args.force)
     try:
@@ -148,6 +150,62 @@ def run_add(args: argparse.Namespace) -> int:
     capacity = format_size(drives[f"{header.drive}"]["capacity_bytes"])
     print(f"drive {header.drive} takes blocks: {printable(source)}, {capacity}")
     return 0
+
+
+def _configure_remove(nested: "Subparsers") -> None:
+    parser = add_verb(
+        nested,
+        "remove",
+        run_remove,
+        summary="take a drive out of the pool",
+        description="Take the drive with the number DRIVE out of the pool at MOUNT, which is in "
+        "use meanwhile: when it is empty\n(`kvfs drive drain`), or with --now, which gives up what "
+        "it holds. A server of this command's version takes over,\nas with `kvfs upgrade`: callers "
+        "wait for a moment. Its number is not used again, and it must be named nowhere\n(fstab, "
+        "units). Exit code 27: it is not empty, no other takes blocks, or it is drive 0.",
+        example="kvfs drive remove /kv 1\n  kvfs drive remove /kv 2 --now",
+    )
+    parser.add_argument("mountpoint", metavar="MOUNT")
+    parser.add_argument("drive", metavar="DRIVE", type=int)
+    parser.add_argument(
+        "--now", action="store_true", help="with what it holds: those blocks are misses then"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """Have it removed, and wait until the pool is served without it, and nobody uses it."""
+    need_root("kvfs drive remove")
+    where = locate([args.mountpoint])
+    before, number = ask(where.socket, "status"), f"{args.drive}"
+    after = replaced(where, before, "drive-remove", {"drive": args.drive, "now": args.now})
+    if number in after["drives"]:
+        raise ServeFailed(f"drive {number} was not removed: the server died meanwhile; try again")
+    one = before["drives"].get(number, {"source": "", "uuid": ""})
+    in_use = _is_in_use(one["source"])
+    if args.json:
+        told = {"drive": args.drive, **{name: one[name] for name in ("source", "uuid")}}
+        told |= {"in_use": in_use}
+        print(json.dumps({"mountpoint": where.mountpoint, **told}, indent=2))
+        return 0
+    source = printable(one["source"])
+    print(f"drive {number} is removed: {source}. Name it nowhere any more (fstab, units)")
+    if in_use:
+        print(f"{source} is in use until the last block there that is open is closed")
+    return 0
+
+
+def _is_in_use(source: str) -> bool:
+    """Whether somebody still uses *source* some seconds after it was removed."""
+    from kvfs.devices.released import wait_released
+
+    try:
+        wait_released(source)
+    except SourceBusy:
+        return True
+    except CommandError:  # it is gone, or has failed
+        return False
+    return False
 
 
 def run_list(args: argparse.Namespace) -> int:

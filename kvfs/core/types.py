@@ -83,10 +83,12 @@ def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
 class DeviceState(StrEnum):
     """How a device answers a small read, by the time that it takes (pool/space/device_probe.py).
 
+    One that was removed is no drive of the pool any more: it is never the one that answers worst.
     One that is draining answers, and is being emptied; one that is missing was not there at the
     start.
     """
 
+    REMOVED = "removed"
     SERVING = "serving"
     DRAINING = "draining"
     SLOW = "slow"

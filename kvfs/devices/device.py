@@ -149,14 +149,16 @@ class Device:
 
         *capacity_bytes* is that of the whole pool, in place of what its headers say: each drive has
         the part of it that it can hold of the whole. A missing one counts there as one that holds
-        what the others do on average. Raises UsageError if that is too much.
+        what the others do on average, and one that was removed not at all. Raises UsageError if
+        that is too much.
         """
         drives = (self, *others)
         usable_bytes = sum(drive.usable_bytes for drive in drives)
         sizes_bytes = [drive.capacity_bytes for drive in drives]
         if capacity_bytes is not None:
             here = sum(not drive.why_missing for drive in drives)
-            whole_bytes = usable_bytes * len(drives) // here
+            of_pool = sum(not drive.header.is_removed for drive in drives)
+            whole_bytes = usable_bytes * of_pool // here
             if capacity_bytes > whole_bytes:
                 raise UsageError(
                     f"{listed(drive.source for drive in drives)}: capacity "
@@ -174,6 +176,11 @@ class Device:
     def missing(self) -> "tuple[Device, ...]":
         """What stands in for the drives that the pool lacks."""
         return tuple(other for other in self.more if other.why_missing)
+
+    @property
+    def lacking(self) -> "tuple[Device, ...]":
+        """Those of them that are drives of the pool still."""
+        return tuple(one for one in self.missing if not one.header.is_removed)
 
     @property
     def sources(self) -> str:

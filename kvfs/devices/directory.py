@@ -22,7 +22,7 @@ from kvfs.core.errors import (
 )
 from kvfs.core.pool_layout import LOCK
 from kvfs.core.sizes import format_size
-from kvfs.devices import pool_files
+from kvfs.devices import pool_files, pool_tree
 from kvfs.devices.device import (
     ROOM_MIN_BYTES,
     Device,
@@ -166,7 +166,7 @@ def require_formattable(
         if _require_formattable(pool_fd, path, force=force):
             with contextlib.suppress(SourceForeign):  # no LOCK: nobody holds it
                 os.close(pool_files.lock_pool(pool_fd, path))
-            freed_bytes = pool_files.held_bytes(pool_fd)
+            freed_bytes = pool_tree.held_bytes(pool_fd)
         _capacity(pool_fd, path, capacity_bytes, reserve, freed_bytes)
         try_out(pool_fd, path, fs_type_of(pool_fd, path))
     finally:
@@ -193,20 +193,20 @@ def format_directory(
         try_out(pool_fd, path, fs_type_of(pool_fd, path))
         with pool_files.write_errors(path):
             stack.callback(os.close, pool_files.lock_pool(pool_fd, path, create=True))
-            if not was_pool and pool_files.own_names(pool_fd) != [LOCK]:
+            if not was_pool and pool_tree.own_names(pool_fd) != [LOCK]:
                 raise SourceBusy(f"{path} has just been formatted by another process")
             if was_pool:
-                freed_bytes = pool_files.held_bytes(pool_fd)
+                freed_bytes = pool_tree.held_bytes(pool_fd)
                 capacity_bytes = _capacity(pool_fd, path, capacity_bytes, reserve, freed_bytes)
             try:
                 if was_pool:
-                    pool_files.remove_tree(pool_fd, keep_lock=True)
+                    pool_tree.remove_tree(pool_fd, keep_lock=True)
                 header = header._replace(capacity_bytes=capacity_bytes)
-                pool_files.make_tree(pool_fd)
+                pool_tree.make_tree(pool_fd)
                 fill(pool_fd)
                 pool_files.write_header(pool_fd, header)
             except BaseException:
-                pool_files.remove_tree(pool_fd)
+                pool_tree.remove_tree(pool_fd)
                 raise
     return header
 
@@ -268,7 +268,7 @@ def destroy_directory(path: str) -> None:
             _require_pool(pool_fd, path)
         stack.callback(os.close, pool_files.lock_pool(pool_fd, path))
         with pool_files.write_errors(path):
-            pool_files.remove_tree(pool_fd)
+            pool_tree.remove_tree(pool_fd)
 
 
 def refuse_busy_directory(path: str) -> None:
@@ -295,7 +295,7 @@ def _require_formattable(pool_fd: int, path: str, *, force: bool) -> bool:
     fs_type_of(pool_fd, path)
     _refuse_foreign(pool_fd, path)
     pool_files.refuse_no_files(pool_fd, path)
-    was_pool = bool(pool_files.own_names(pool_fd))
+    was_pool = bool(pool_tree.own_names(pool_fd))
     if was_pool and not force:
         _refuse_in_the_making(pool_fd, path)
         what = _pool_words(pool_fd, path)
@@ -304,7 +304,7 @@ def _require_formattable(pool_fd: int, path: str, *, force: bool) -> bool:
 
 
 def _refuse_foreign(pool_fd: int, path: str) -> None:
-    names = pool_files.foreign_names(pool_fd)
+    names = pool_tree.foreign_names(pool_fd)
     if names:
         shown = ", ".join(ascii(name)[1:-1] for name in names[:_NAMES_SHOWN])
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
@@ -318,7 +318,7 @@ def _require_pool(pool_fd: int, path: str) -> PoolHeader:
     if header is not None:
         return header
     _refuse_foreign(pool_fd, path)
-    if pool_files.own_names(pool_fd):
+    if pool_tree.own_names(pool_fd):
         _refuse_in_the_making(pool_fd, path)
         header = pool_files.read_header(pool_fd, path)  # somebody may have finished it meanwhile
         if header is not None:
@@ -340,7 +340,7 @@ def _is_unfinished(pool_fd: int, path: str) -> bool:
     if pool_files.read_header(pool_fd, path) is not None:
         return False
     _refuse_foreign(pool_fd, path)
-    return LOCK in pool_files.own_names(pool_fd)
+    return LOCK in pool_tree.own_names(pool_fd)
 
 
 def _pool_words(pool_fd: int, path: str) -> str:

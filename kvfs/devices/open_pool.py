@@ -24,11 +24,12 @@ from kvfs.devices.pool_drives import (
     others_of,
     refuse_missing,
     refuse_twice,
+    without_removed,
 )
 from kvfs.devices.pool_files import write_errors
 from kvfs.devices.released import kind_to_be, wait_released
 from kvfs.devices.source import RESERVE
-from kvfs.devices.stand_in import stand_in
+from kvfs.devices.stand_in import REMOVED, stand_in
 from kvfs.devices.unlocked import require_encryptable, unlocked
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 from kvfs.devices.xfs_tools import forget_cut_off
@@ -75,8 +76,9 @@ def open_drives(
     """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
 
     Those of its drives that are not among them are found by their UUIDs. Returns the first drive;
-    the others close with it. One that cannot be found or opened has a stand-in (stand_in.py),
-    unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides what the pool was
+    the others close with it. One that was removed, cannot be found or opened has a stand-in
+    (stand_in.py), unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides
+    what the pool was
     made with. Raises SourceBlank if all are blank (kvfs mount then formats them, or creates the
     images), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
     ToolMissing, NotRoot, KeyUnusable; in that case nothing in the sources has changed.
@@ -91,6 +93,7 @@ def open_drives(
     unusable = Unusable({})
     with contextlib.ExitStack() as stack:
         found = in_order([stack.enter_context(one) for one in _open_all(sources, opened, unusable)])
+        found = without_removed(found, sources)
         if found[FIRST_DRIVE].header.several is None and unusable.found:
             _refuse_mixed(found[FIRST_DRIVE].source, unusable)
         missing: list[DriveNo] = []
@@ -100,12 +103,14 @@ def open_drives(
                 missing.append(drive)
             else:
                 found.append(stack.enter_context(one))
-        found = in_order(found)
-        why = unusable.why(missing)
+        found = without_removed(in_order(found), sources)
+        gone = found[0].header.membership.removed
+        why = unusable.why([drive for drive in missing if drive not in gone])
         if why and (all_drives or FIRST_DRIVE in why):
             refuse_missing(found[FIRST_DRIVE], why)
-        for drive, (source, reason) in why.items():
-            stands_in = stand_in(found[FIRST_DRIVE], drive, reason, source=source)
+        why |= {DriveNo(drive): ("", REMOVED) for drive in gone}
+        for drive, (source, reason) in sorted(why.items()):
+            stands_in = stand_in(found[0], drive, reason, source=source)
             found.insert(drive, stack.enter_context(stands_in))
         first, *others = found
         first.take_in(others, capacity_bytes)

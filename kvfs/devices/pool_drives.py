@@ -75,8 +75,8 @@ def _place_of(source: str, kind: SourceKind) -> object:
 def in_order(devices: Sequence[Device]) -> list[Device]:
     """Return *devices*, of one pool, by the numbers of their drives.
 
-    If a drive was added and not all know it, they do from now on, in memory. Raises UsageError if
-    they are not of one, or one drive is there twice; SourceBusy for a copy.
+    If a drive was added or removed and not all know it, they do from now on, in memory. Raises
+    UsageError if they are not of one, or one drive is there twice; SourceBusy for a copy.
     """
     first, found = devices[0], dict[int, Device]()
     for device in devices:
@@ -92,23 +92,66 @@ def in_order(devices: Sequence[Device]) -> list[Device]:
                 f"{first.fs_type} ({first.kind}): the drives of a pool are alike"
             )
     drives = max((one.header.membership.drives for one in devices), key=len)
+    gone = {drive for one in devices for drive in one.header.membership.removed}
     for device in devices if drives[1:] else ():
-        several = device.header.membership._replace(drives=drives)
+        several = device.header.membership._replace(drives=drives, removed=tuple(sorted(gone)))
         device.header = device.header._replace(several=several)
     return [found[drive] for drive in sorted(found)]
+
+
+def without_removed(found: Sequence[Device], named: Sequence[str]) -> list[Device]:
+    """Return those *found*, the drives of a pool, that were not removed; close the others.
+
+    Raises UsageError if one of those is among the sources that were *named*.
+    """
+    for device in [one for one in found if one.header.is_removed]:
+        if device.source in named:
+            raise UsageError(
+                f"{device.source} was removed from its pool, as drive {device.header.drive}: leave "
+                "it out; `kvfs destroy` makes it blank"
+            )
+        device.close()
+    return [device for device in found if not device.header.is_removed]
 
 
 def bring_up_to_date(first: Device) -> None:
     """Have the header of each drive say what ``in_order`` found. Raises SourceDamaged, SourceFull.
 
-    Each is written whole or not at all. The longest list of any drive is the pool's, so that it
-    does not matter after which of them this ends.
+    Each is written whole or not at all. The longest list of any drive is the pool's, and what one
+    says is removed is, so that it does not matter after which of them this ends.
     """
     there = [drive for drive in first.drives if not drive.why_missing]
     for drive in there if first.header.several is not None else ():
         if read_header(drive.pool_fd, drive.source) != drive.header:
             with write_errors(drive.source):
                 write_header(drive.pool_fd, drive.header)
+
+
+def note_removed(drives: Sequence[Device], gone: Device) -> None:
+    """Have *drives* of a pool, and *gone* itself, say that *gone* is none of it any more.
+
+    The first that says so decides: all others learn of it at the next start (``in_order``). *gone*
+    is the last, as what it alone says is not known where it is not named. Raises OSError if none of
+    *drives* can be written.
+    """
+    number = gone.header.drive
+    failures = [error for drive in drives if (error := _say_removed(drive, number)) is not None]
+    if len(failures) == len(drives):
+        raise failures[0]
+    _say_removed(gone, number)
+
+
+def _say_removed(drive: Device, number: DriveNo) -> OSError | None:
+    """Have the header of *drive* say that the one with *number* was removed, or return why not."""
+    several = drive.header.membership
+    removed = tuple(sorted({*several.removed, number}))
+    header = drive.header._replace(several=several._replace(removed=removed))
+    try:
+        write_header(drive.pool_fd, header)
+    except OSError as error:
+        return error
+    drive.header = header
+    return None
 
 
 def refuse_other_pool(sources: tuple[str, str], headers: tuple[PoolHeader, PoolHeader]) -> None:
@@ -133,10 +176,10 @@ def others_of(given: Sequence[Device]) -> dict[DriveNo, str]:
 
     Raises ToolMissing, SourceDamaged.
     """
-    several = given[0].header.several
-    here = {device.header.drive for device in given}
-    drives = enumerate(several.drives if several is not None else ())
-    return {DriveNo(at): device_with(uuid) for at, uuid in drives if at not in here}
+    several = given[0].header.membership
+    known = {*(device.header.drive for device in given), *several.removed}
+    drives = enumerate(several.drives)
+    return {DriveNo(at): device_with(uuid) for at, uuid in drives if at not in known}
 
 
 class Unusable(NamedTuple):
@@ -180,9 +223,12 @@ def refuse_part(sources: Sequence[str], headers: Sequence[PoolHeader | None]) ->
     first_source, first = known[0]
     for source, header in known:
         refuse_other_pool((first_source, source), (first, header))
-    whole = max(len(header.membership.drives) for _, header in known)
-    if len(sources) < whole:
+    gone = {drive for _, header in known for drive in header.membership.removed}
+    whole = max(len(header.membership.drives) for _, header in known) - len(gone)
+    named = len(sources) - sum(header.drive in gone for _, header in known)
+    if 0 < named < whole:
         raise UsageError(
-            f"{first_source} is drive {first.drive} of a pool of {whole}: name all of them, or "
-            f"make a new pool of it with kvfs mkfs --force"
+            f"{first_source} is drive {first.drive} of a pool of {whole}: name all of them; `kvfs "
+            "drive remove` takes one out of a pool that is mounted, and `kvfs mkfs --force` makes "
+            "a new pool of one whose others are lost"
         )

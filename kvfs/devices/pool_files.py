@@ -1,4 +1,4 @@
-"""Makes, reads and removes the files of a pool directory: its header POOL, its lock, its tree.
+"""The files of a pool directory that say what it is, and who has it: its header POOL, and its lock.
 
 Everything is reached through ``pool_fd``, since a detached mount has no path.
 """
@@ -30,7 +30,6 @@ from kvfs.core.pool_layout import (
     DATA_NAME,
     FAN_OUTS,
     FILES,
-    INDEX,
     INDEXES,
     LOCK,
     LOCK_NAME,
@@ -40,10 +39,8 @@ from kvfs.core.pool_layout import (
     QUARANTINE,
     STRAYS,
     fan_out_directories,
-    parse_file_name,
-    parse_log_file_name,
 )
-from kvfs.core.types import FIRST_DRIVE, SIZE_MAX_BYTES, STAT_BLOCK_BYTES, DriveNo
+from kvfs.core.types import FIRST_DRIVE, SIZE_MAX_BYTES, DriveNo
 from kvfs.devices.busy import lock_holders
 from kvfs.machine.mount_table import where_in_use
 
@@ -53,23 +50,22 @@ _SEVERAL_VERSION: Final = 2
 #: 256 UUIDs in JSON are 10 KiB.
 _HEADER_MAX_BYTES: Final = 16 << 10
 _EPOCH_MAX: Final = (1 << 64) - 1
-#: mkfs.ext4 makes it in every new file system, so it does not count as data.
-_LOST_FOUND: Final = "lost+found"
 #: What open(2) returns for a directory, a symlink and a socket instead of a file.
 _NO_FILE: Final = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
-_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Membership(NamedTuple):
     """Which drive of a pool of several one is: *drive* of ``drives``, their UUIDs by number.
 
-    No new blocks are put on it if it is ``draining``.
+    No new blocks are put on it if it is ``draining``. There is no drive any more with the numbers
+    ``removed``.
     """
 
     pool: str
     drive: int
     drives: tuple[str, ...]
     draining: bool = False
+    removed: tuple[int, ...] = ()
 
 
 class PoolHeader(NamedTuple):
@@ -100,6 +96,11 @@ class PoolHeader(NamedTuple):
         """Whether no new blocks are put on it."""
         return self.several is not None and self.several.draining
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether it is no drive of its pool any more."""
+        return self.several is not None and self.several.drive in self.several.removed
+
 
 def new_header(capacity_bytes: int | None) -> PoolHeader:
     """Return the header of a new pool. Its epoch is random, the generation of all its inodes."""
@@ -123,7 +124,7 @@ def one_more_header(header: PoolHeader) -> PoolHeader:
     """Return that of a drive which joins the pool of the drive with *header*, whole."""
     own, before = str(uuid.uuid4()), header.membership
     drives = (*before.drives, own)
-    joined = Membership(before.pool, len(before.drives), drives)
+    joined = Membership(before.pool, len(before.drives), drives, removed=before.removed)
     return header._replace(uuid=own, kvfs=__version__, capacity_bytes=None, several=joined)
 
 
@@ -159,7 +160,9 @@ def _membership(fields: Mapping[str, Any]) -> Membership:
     drive = _number(fields["drive"], len(drives) - 1)
     if not 1 < len(drives) <= DRIVES_MAX or drives[drive] != fields["uuid"]:
         raise ValueError(f"drive {drive} of {len(drives)}")
-    return Membership(str(fields["pool"]), drive, drives, fields.get("draining") is True)
+    removed = tuple(_number(each, len(drives) - 1) for each in fields.get("removed", ()))
+    drains = fields.get("draining") is True
+    return Membership(str(fields["pool"]), drive, drives, drains, removed)
 
 
 def _number(said: Any, most: int, least: int = 0) -> int:  # noqa: ANN401
@@ -254,9 +257,8 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
     if header.several is None:
         text = json.dumps({"format": FORMAT_VERSION, **fields})
     else:
-        several = header.several._asdict()
-        if not header.several.draining:
-            del several["draining"]
+        said = header.several._asdict().items()
+        several = {name: value for name, value in said if value or name == "drive"}
         text = json.dumps({"format": _SEVERAL_VERSION, **fields, **several})
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(POOL_NEW, flags, 0o600, dir_fd=pool_fd)
@@ -267,24 +269,6 @@ def write_header(pool_fd: int, header: PoolHeader) -> None:
         os.close(fd)
     os.rename(POOL_NEW, POOL, src_dir_fd=pool_fd, dst_dir_fd=pool_fd)
     os.fsync(pool_fd)
-
-
-def make_tree(pool_fd: int) -> None:
-    """Make the directories of a new pool, if they are missing. Raises OSError."""
-    for top in (INDEX, *FAN_OUTS):
-        _make_directory(top, pool_fd)
-    for top in FAN_OUTS:
-        for directory in fan_out_directories(top):
-            _make_directory(directory, pool_fd)
-
-
-def _make_directory(path: str, pool_fd: int) -> None:
-    """Make *path*, if missing: ``remove_tree`` keeps directories that hold other files."""
-    try:
-        os.mkdir(path, 0o700, dir_fd=pool_fd)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.stat(path, dir_fd=pool_fd, follow_symlinks=False).st_mode):
-            raise
 
 
 def lock_pool(pool_fd: int, source: str, *, create: bool = False) -> int:
@@ -347,89 +331,3 @@ def write_errors(source: str) -> Iterator[None]:
         raise SourceDamaged(
             f"{source}: the pool cannot be written: {what}{error.strerror}"
         ) from error
-
-
-def foreign_names(pool_fd: int) -> list[str]:
-    """Return the names in *pool_fd* that do not belong to a pool."""
-    own = {POOL, *FILES, *INDEXES, LOG, *FAN_OUTS, QUARANTINE, STRAYS, _LOST_FOUND}
-    return sorted(set(os.listdir(pool_fd)) - own)
-
-
-def own_names(pool_fd: int) -> list[str]:
-    """Return the names in *pool_fd* that belong to a pool, finished or not."""
-    return sorted(set(os.listdir(pool_fd)) - {_LOST_FOUND, *foreign_names(pool_fd)})
-
-
-def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
-    """Remove a pool's own files, the header first: without it the rest is not a pool.
-
-    *keep_lock* keeps LOCK, for a new pool in the same place. Other files stay, and so do
-    directories that hold any. Raises OSError.
-    """
-    from kvfs.storage.index_place import forget_index  # LMDB, which few commands need
-
-    forget_index(pool_fd)
-    _unlink(POOL, pool_fd)
-    os.fsync(pool_fd)
-    for directory in _own_directories():
-        for directory_fd, name in _own_files(directory, pool_fd):
-            _unlink(name, directory_fd)
-        _rmdir(directory, pool_fd)
-    for top in FAN_OUTS:
-        _rmdir(top, pool_fd)
-    for name in FILES:
-        if name != LOCK or not keep_lock:
-            _unlink(name, pool_fd)
-    os.fsync(pool_fd)
-
-
-def held_bytes(pool_fd: int) -> int:
-    """Return about how many bytes ``remove_tree`` would free: the blocks of a pool's own files.
-
-    It calls stat(2) on each file, which takes less time than removing it. Raises OSError.
-    """
-    found = 0
-    for directory in _own_directories():
-        for directory_fd, name in _own_files(directory, pool_fd):
-            status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
-            found += status.st_blocks * STAT_BLOCK_BYTES
-    return found
-
-
-def _own_directories() -> Iterator[str]:
-    for top in FAN_OUTS:
-        yield from fan_out_directories(top)
-    yield from (*INDEXES, LOG, QUARANTINE, STRAYS)
-
-
-def _own_files(directory: str, pool_fd: int) -> Iterator[tuple[int, str]]:
-    """Yield the pool's own files in *directory*, if it exists, each with an fd of the directory."""
-    try:
-        fd = os.open(directory, _OPEN_DIRECTORY, dir_fd=pool_fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    try:
-        for name in os.listdir(fd):
-            if _is_own_file(directory, name):
-                yield fd, name
-    finally:
-        os.close(fd)
-
-
-def _is_own_file(directory: str, name: str) -> bool:
-    if directory in INDEXES:
-        return name in (DATA_NAME, LOCK_NAME)
-    if directory == LOG:
-        return name in COPIES or parse_log_file_name(name) is not None
-    return parse_file_name(name) is not None
-
-
-def _unlink(name: str, directory_fd: int) -> None:
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-        os.unlink(name, dir_fd=directory_fd)
-
-
-def _rmdir(path: str, pool_fd: int) -> None:
-    # OSError: it is not empty (it holds other files), or not a directory of the pool at all.
-    with contextlib.suppress(OSError):
-        os.rmdir(path, dir_fd=pool_fd)

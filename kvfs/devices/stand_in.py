@@ -14,6 +14,8 @@ from kvfs.devices.device import Device
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.syscalls import Syscalls
 
+#: Why a drive that was removed is missing.
+REMOVED: Final = "it was removed"
 #: Two pages for a directory and INODES.
 _OPTIONS: Final = {"size": "64k", "mode": "700"}
 
@@ -38,7 +40,9 @@ def stand_in(first: Device, drive: DriveNo, why: str, *, source: str = "") -> De
         source=source or f"UUID={uuid}",
         fs_type=first.fs_type,
         header=first.header._replace(
-            uuid=uuid, several=several._replace(drive=int(drive)), capacity_bytes=None
+            uuid=uuid,
+            several=several._replace(drive=int(drive), draining=False),
+            capacity_bytes=None,
         ),
         pool_fd=pool_fd,
         held_fds=[],

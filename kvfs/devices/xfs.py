@@ -35,11 +35,11 @@ from kvfs.devices.device import Device, Fill, SourceKind, metadata_bytes
 from kvfs.devices.pool_files import (
     PoolHeader,
     lock_pool,
-    make_tree,
     read_header,
     write_errors,
     write_header,
 )
+from kvfs.devices.pool_tree import make_tree
 from kvfs.devices.probe import POOL_LABEL
 from kvfs.devices.xfs_tools import (
     forget_cut_off,

@@ -214,7 +214,8 @@ def drive_figures(
 ) -> dict[str, dict[str, Any]]:
     """Return what is on each drive, and what it did since the start, by its number.
 
-    Sizes in bytes, times in seconds. *watches* and *wears* are those of the drives, by number.
+    Without those that were removed. Sizes in bytes, times in seconds. *watches* and *wears* are
+    those of the drives, by number.
     """
     device, none = pool.device, Tally()
     counts, tallies = pool.drive_counts.of_all(pool.counters), pool.figures.tallies.by_drive()
@@ -235,4 +236,5 @@ def drive_figures(
         for drive, one, count, watch, wear in zip(
             *(pool.space.drives.all, device.drives, counts, watches, wears), strict=True
         )
+        if not drive.is_removed
     }

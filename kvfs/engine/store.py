@@ -334,7 +334,7 @@ class Store:
             "capacity_bytes": space.capacity_bytes,
             "used_bytes": kept_bytes(self.pool),
             "drives": drive_figures(self.pool, self.device_watch.drives, self.device_wears),
-            "missing_drives": sum(drive.has_failed for drive in self.pool.space.drives.all),
+            "missing_drives": sum(drive.is_lacking for drive in self.pool.space.drives.all),
             "usable_bytes": space.bound_bytes,
             "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
             "preallocated_bytes": space.ready_bytes,

@@ -132,7 +132,8 @@ def _probes(
         name = f"drive {number}" if device.more else "the device"
         probe = DeviceProbe(drive.pool_fd, silent_s, monotonic_s, syscalls, name=name)
         if drive.why_missing:
-            probe.give_up(drive.why_missing, DeviceState.MISSING)
+            gone = DeviceState.REMOVED if drive.header.is_removed else DeviceState.MISSING
+            probe.give_up(drive.why_missing, gone)
         probes.append(probe)
     return probes
 

@@ -7,7 +7,8 @@ server does not mount. ``fuse`` is handed to the supervisor last: no server take
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.core.encryption import parse_encryption
@@ -17,7 +18,7 @@ from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices import Device, DirectoryReserve, open_source
 from kvfs.devices.device import Noted, inherit_device, noted_device
 from kvfs.devices.pool_drives import bring_up_to_date, in_order
-from kvfs.devices.stand_in import stand_in
+from kvfs.devices.stand_in import REMOVED, stand_in
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import (
     Notes,
@@ -83,7 +84,7 @@ def begin(
         device = of.device
     else:
         of, device = _open(settings)
-    for missing in device.missing:
+    for missing in device.lacking:
         number, uuid = missing.header.drive, missing.uuid
         remark(
             f"drive {number} (UUID {uuid}) is missing: {missing.why_missing}; its blocks are "
@@ -132,7 +133,7 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     first = _inherited(given, FIRST_DRIVE, note)
     more = enumerate(notes, 1)
     others = [_inherited_if_usable(given, first, DriveNo(drive), one) for drive, one in more]
-    first, *others = in_order([first, *others])
+    first, *others = _without_removed(held, in_order([first, *others]))
     first.take_in(others, settings.capacity_bytes)
     if not settings.read_only:
         bring_up_to_date(first)
@@ -172,15 +173,36 @@ def _inherited_if_usable(
     return _inherited(given, drive, note)
 
 
-def _let_go(held: HeldFiles, drives: int) -> None:
-    """Close what the supervisor holds of one more drive than *drives*, of which there is no note.
+def _without_removed(held: HeldFiles, drives: Sequence[Device]) -> list[Device]:
+    """Return *drives* with a stand-in for each that was removed, which nobody holds any more.
 
-    The last server was killed while it was added.
+    Raises SourceDamaged.
     """
-    prefix = _DRIVE.format(drives)
-    for name in [name for name in held.given if name.startswith(prefix)]:
+    for drive in [one for one in drives if one.header.is_removed]:
+        _let_go(held, drive.header.drive)
+    return [
+        stand_in(drives[FIRST_DRIVE], one.header.drive, REMOVED) if one.header.is_removed else one
+        for one in drives
+    ]
+
+
+def _let_go(held: HeldFiles, drive: int) -> None:
+    """Close what the supervisor holds of *drive*, which the pool does not have, in a thread.
+
+    It was removed; or the last server was killed while it was added, and there is no note of it.
+    The last close unmounts it, which waits until all is written there.
+    """
+    prefix = _DRIVE.format(drive)
+    names = [name for name in held.given if name.startswith(prefix)]
+    for name in names:
         held.drop(name)
-        os.close(held.given.pop(name))
+    fds = [held.given.pop(name) for name in names]
+
+    def close() -> None:
+        for fd in fds:
+            os.close(fd)
+
+    threading.Thread(target=close, name="kvfs-let-go", daemon=True).start()
 
 
 def _outliving(held: HeldFiles, settings: Settings) -> Outliving:

@@ -29,7 +29,7 @@ from kvfs.devices import (
     image,
     loop,
     open_source,
-    pool_files,
+    pool_tree,
     recognise,
     wait_released,
 )
@@ -364,10 +364,10 @@ def test_destroy_ends_what_an_interrupted_destroy_began(monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         unlink(name, directory_fd)
 
-    unlink = pool_files._unlink
+    unlink = pool_tree._unlink
     with blank_source("directory") as source:
         format_source(source.path)
-        monkeypatch.setattr(pool_files, "_unlink", interrupt)
+        monkeypatch.setattr(pool_tree, "_unlink", interrupt)
         with pytest.raises(KeyboardInterrupt):
             destroy_source(source.path)
         monkeypatch.undo()

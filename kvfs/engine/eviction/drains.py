@@ -12,7 +12,8 @@ from typing import Final
 from kvfs.core.changed import Reason
 from kvfs.core.errors import DriveNeeded, UsageError
 from kvfs.core.records import DriveCount
-from kvfs.core.types import DeviceState, DriveNo
+from kvfs.core.sizes import count_of, format_size
+from kvfs.core.types import FIRST_DRIVE, DeviceState, DriveNo
 from kvfs.devices.pool_files import PoolHeader, write_header
 from kvfs.engine.eviction.reclaim import BATCH, Reclaim
 from kvfs.pool.pool import Pool
@@ -39,6 +40,8 @@ class Drains:
         drives = self._pool.space.drives.all
         if not 0 <= number < len(drives):
             raise UsageError(f"there is no drive {number}; the pool has 0 to {len(drives) - 1}")
+        if drives[number].is_removed:
+            raise UsageError(f"there is no drive {number} any more: it was removed")
         return drives[number]
 
     def left(self, drive: PoolDrive) -> DriveCount:
@@ -54,6 +57,30 @@ class Drains:
         others = (each for each in self._pool.space.serving if each is not drive)
         if all(each.is_draining for each in others):
             raise DriveNeeded(f"drive {drive.number} is the only one that takes blocks")
+
+    def require_removable(self, drive: PoolDrive, *, now: bool) -> None:
+        """Raise DriveNeeded unless *drive* may be removed, and is empty or *now* given up."""
+        number = drive.number
+        if number == FIRST_DRIVE:
+            raise DriveNeeded(
+                "drive 0 has what is of the whole pool, and cannot be removed: with `kvfs drive "
+                "drain` it holds no blocks; a pool without it is a new one (`kvfs mkfs`)"
+            )
+        if not drive.has_failed:
+            self.require_spared(drive)
+        if self._pool.durable.index_log.is_only_on(drive):
+            raise DriveNeeded(
+                f"drive {number} alone has the log of the index; another gets it: try again soon"
+            )
+        left, space = self.left(drive), drive.space
+        held_bytes = 0 if drive.has_failed else space.used_bytes + space.deleted_open_bytes
+        if now or not (left.blocks or held_bytes):
+            return
+        what = count_of(left.blocks, "block") if left.blocks else "blocks that are open"
+        raise DriveNeeded(
+            f"drive {number} holds {what}, {format_size(max(left.used_bytes, held_bytes))}: first "
+            "empty it with `kvfs drive drain`, or give them up with --now"
+        )
 
     def write(self, drive: PoolDrive, *, draining: bool) -> PoolHeader:
         """Have the header of *drive* say whether it is *draining*; in any thread. Raises OSError.

@@ -107,7 +107,8 @@ class _Check:
         self._progress = progress
         self._repair = repair
         self._report = FsckReport()
-        self._report.missing = tuple((one.header.drive, one.uuid) for one in device.missing)
+        self._report.missing = tuple((one.header.drive, one.uuid) for one in device.lacking)
+        self._missing = [one.header.drive for one in device.missing]
         #: Whether repairs have begun.
         self._is_begun = False
         #: Whether RUN says that the pool was stopped cleanly.
@@ -251,7 +252,7 @@ class _Check:
             self._report,
             before_repair=repair,
             leftovers=leftovers,
-            missing=[drive for drive, _ in self._report.missing],
+            missing=self._missing,
         )
         drives = len(self._pool_fds)
         rows = RowCheck(index, self._report, before_repair=repair, drives=drives)

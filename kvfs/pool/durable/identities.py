@@ -189,7 +189,8 @@ class Identities:
     def _say_all(self, ino: InodeNo, *, at_once: bool = False) -> None:
         """Write *ino*'s attributes, and then its identity; large attributes in the other thread."""
         change, record = self.attributes.change_of(ino), self.attributes.record(ino)
-        if change is None or record is None:  # already written, or the inode is gone
+        # It is already written, the inode is gone, or its drive has failed.
+        if change is None or record is None or self._drives.of(ino).has_failed:
             self.attributes.forget(ino)
             return
         attributes = self.attributes.present(ino, record)

@@ -270,6 +270,10 @@ class IndexLog:
             log.end()
         self._writes = False
 
+    def is_only_on(self, drive: PoolDrive) -> bool:
+        """Whether *drive* has all of the log, and no other one has."""
+        return [log.drive for log in self._logs if log.is_whole] == [drive]
+
     def describe(self, now_s: float) -> dict[str, object]:
         """Return what `kvfs status` shows: where the index is, and its log. Raises OSError.
 

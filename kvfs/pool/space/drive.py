@@ -37,3 +37,13 @@ class PoolDrive:
     def has_failed(self) -> bool:
         """Whether what it held is lost, and nothing is put there any more."""
         return bool(self.probe.why_failed)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether the pool should have it, and goes on without."""
+        return self.has_failed and not self.is_removed
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it is no drive of the pool any more."""
+        return self.probe.state is DeviceState.REMOVED

@@ -85,6 +85,8 @@ class Host:
         """*others_bytes*: the capacities of further drives."""
         self.path = path
         self._others: list[Path] = []
+        #: The numbers of drives that a start does not name.
+        self.unnamed: set[int] = set()
         memory = path.parent / "memory"
         memory.mkdir(exist_ok=True)
         self.settings = Settings(
@@ -142,7 +144,8 @@ class Host:
         return self._store
 
     def _open(self, *, read_only: bool = False) -> Device:
-        return open_drives([*map(str, self.drives)], reserve=_RESERVE, read_only=read_only)
+        sources = [str(at) for number, at in enumerate(self.drives) if number not in self.unnamed]
+        return open_drives(sources, reserve=_RESERVE, read_only=read_only)
 
     def start_outliving(self) -> Driven:
         """Start a store whose memory outlives it (``take_over``)."""
