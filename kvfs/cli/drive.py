@@ -135,7 +135,8 @@ def run_add(args: argparse.Namespace) -> int:
     header = PoolHeader(**(fields | {"several": Membership(**of_pool)}))
     format_one_more(source, plan["sources"], header, fill=found_pool, force=args.force)
     try:
-        drives = replaced(where, before, "drive-add", {"source": source})["drives"]
+        after = replaced(where, before, "drive-add", {"source": source})
+        drives = after["drives"]
         if header.uuid not in [one["uuid"] for one in drives.values()]:
             raise ServeFailed(f"{source} was not added: the server died meanwhile; try again")
     except CommandError:
@@ -149,6 +150,9 @@ def run_add(args: argparse.Namespace) -> int:
         return 0
     capacity = format_size(drives[f"{header.drive}"]["capacity_bytes"])
     print(f"drive {header.drive} takes blocks: {printable(source)}, {capacity}")
+    if after["capacity_bytes"] <= before["capacity_bytes"]:
+        whole = format_size(after["capacity_bytes"])
+        print(f"the pool has {whole} as before: the mount's --capacity says so, for all drives")
     return 0
 
 

@@ -29,7 +29,14 @@ from kvfs.pool.rules.policies import Policies, TenantRules, UnitRoots
 from kvfs.pool.rules.ranks import Pins, Ranks
 from kvfs.pool.space.device_probe import DeviceProbe
 from kvfs.pool.space.drive import PoolDrive
-from kvfs.pool.space.space import DeviceRoom, Space, SpaceFigures, StayBounds, WholeSpace
+from kvfs.pool.space.space import (
+    DeviceRoom,
+    LeavingSpace,
+    Space,
+    SpaceFigures,
+    StayBounds,
+    WholeSpace,
+)
 from kvfs.pool.space.unlink_queue import Strays, UnlinkQueue
 from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum
@@ -97,7 +104,7 @@ def space_parts(
     probes = _probes(device, settings.device_silent_s, syscalls, monotonic_s)
     drives = ByDrive(list(_drives(device, settings, counts, extents, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
-    several = WholeSpace(lambda: [drive.space for drive in drives.all if not drive.has_failed])
+    several = WholeSpace(lambda: _figures(drives.all))
     taken = several if drives.all[1:] else spaces.all[FIRST_DRIVE]
     files = StrayFiles(device.pool_fds, syscalls, extents)
     strays = Strays(
@@ -121,6 +128,17 @@ def space_parts(
         node_shares=NodeShares(numbers.is_new, accounts.names),
         strays=strays,
     )
+
+
+def _figures(drives: Sequence[PoolDrive]) -> list[Space | LeavingSpace]:
+    """Return what counts in the pool's capacity: a drive that is being emptied by what is left.
+
+    If no other one serves, it takes blocks all the same (``Placement``).
+    """
+    serving = [drive for drive in drives if not drive.has_failed]
+    if all(drive.is_draining for drive in serving):
+        return [drive.space for drive in serving]
+    return [LeavingSpace(one.space) if one.is_draining else one.space for one in serving]
 
 
 def _probes(

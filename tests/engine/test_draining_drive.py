@@ -48,6 +48,24 @@ def test_no_more_is_evicted_while_its_unlinks_pile_up(pool: Host) -> None:
     client.stop_serving_now()
 
 
+def test_a_drive_that_is_emptied_counts_by_what_it_still_holds(pool: Host) -> None:
+    """In the capacity, and for statfs; all of it once it is not emptied any more."""
+    store = pool.start()
+    store_nine(pool)
+    each_bytes, before = 64 * MIB, store.totals()
+    held_bytes = store.describe()["drives"]["1"]["used_bytes"]
+    assert held_bytes > 0
+    assert store.describe()["capacity_bytes"] == 3 * each_bytes
+    store.empty_drive(1)
+    figures, totals = store.describe(), store.totals()
+    assert figures["capacity_bytes"] == 2 * each_bytes + held_bytes
+    assert before.blocks - totals.blocks == (each_bytes - held_bytes) // 4096
+    assert totals.blocks_free <= totals.blocks
+    for drive in (0, 2):
+        store.empty_drive(drive)
+    assert store.describe()["capacity_bytes"] == 3 * each_bytes, "then all take blocks"
+
+
 def test_only_the_header_of_a_drive_that_is_emptied_says_so(pool: Host) -> None:
     pool.start()
     store_nine(pool)

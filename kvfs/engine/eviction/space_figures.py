@@ -42,7 +42,9 @@ class Totals(NamedTuple):
 
 
 def statfs_totals(pool: Pool, uid: int, ino: InodeNo) -> Totals:
-    """Return the pool's size and what is free. The totals do not change while mounted.
+    """Return the pool's size and what is free.
+
+    The totals do not change while mounted, but when a drive fails or is emptied.
 
     If the tenant that has what user *uid* stores at *ino* has a quota, that is its size, and what
     it keeps from eviction is taken.

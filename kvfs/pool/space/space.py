@@ -146,6 +146,25 @@ class SpaceFigures(Protocol):
         """Bytes of extents that are unlinked once nobody has them open."""
 
 
+class LeavingSpace:
+    """The figures of a drive that is being emptied: it has room for what it still holds alone."""
+
+    free_bytes = unclaimed_bytes = 0
+
+    def __init__(self, space: Space) -> None:
+        self._space: Final = space
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What is left there."""
+        return self._space.used_bytes
+
+    bound_bytes = usable_bytes = capacity_bytes
+
+    def __getattr__(self, name: str) -> int:
+        return int(getattr(self._space, name))
+
+
 class _Sum:
     """A figure of all drives together."""
 
@@ -174,7 +193,7 @@ class WholeSpace:
     pending_delete_bytes = _Sum()
     deleted_open_bytes = _Sum()
 
-    def __init__(self, spaces: Callable[[], Iterable[Space]]) -> None:
+    def __init__(self, spaces: Callable[[], Iterable[Space | LeavingSpace]]) -> None:
         """*spaces* returns those of the drives that serve."""
         self.spaces: Final = spaces
 

@@ -149,7 +149,9 @@ def test_a_removed_drive_is_destroyed_and_joins_as_a_new_one(mount: Mounted) -> 
     part = run_kvfs("destroy", sources_of(mount.source)[1], "--yes", check=False)
     assert part.returncode != 0
     run_kvfs("destroy", gone, "--yes")
-    assert drive(mount, "add", gone).returncode == 0
+    added = drive(mount, "add", gone)
+    assert added.returncode == 0, added.stderr
+    assert "as before: the mount's --capacity says so" in added.stdout
     mount.adopt()
     assert sorted(mount.status()["drives"]) == ["0", "2", "3"]
     for number in range(BLOCKS):
