@@ -123,6 +123,11 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "weigh how often it was used",
             "adaptive, if `kvfs status` shows that blocks go within minutes",
         ),
+        "probation_bytes": Words(
+            "memory for new blocks, which are written to the drive when they are used again "
+            "([probation.md](probation.md)); 0: all are written at once",
+            "a few GiB, where most blocks are never asked for and writes wear the drive out",
+        ),
         "lease_max": Words(
             "largest share of the capacity under leases of living processes",
             "lower, if blocks that are renamed are large beside 4 % of the capacity",

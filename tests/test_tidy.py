@@ -147,7 +147,6 @@ FRAGMENTS: Final = {
 SMALL_END_LINES: Final = 60
 #: Each with the reason why it is not merged with its one importer.
 SMALL: Final = {
-    "kvfs.storage.extent_moves": "a protocol of its own: no name before the bytes, and undone",
     "kvfs.storage.file_leases": "what the kernel makes of a lease, with the places in its source",
 }
 

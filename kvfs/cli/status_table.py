@@ -54,6 +54,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "slab_bytes": "slabs",
         "pinned_bytes": "pinned",
         "hints": "hints",
+        "probation": "new blocks in memory",
         "together": "units (evict=together)",
         "held_by": "held by models",
         "tenants": "tenants, by uid or directory",

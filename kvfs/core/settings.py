@@ -216,6 +216,13 @@ class Settings:
         "finds more in a smaller one, for some memory (docs/eviction.md)",
         choices=("lru", "arc", "adaptive"),
     )
+    probation_bytes: int = setting(
+        0,
+        "off: a power loss takes what is in memory, however long ago it was stored",
+        unit="bytes",
+        low=0,
+        high=TIB,
+    )
     notifications: bool = setting(
         True, "evicted names leave the kernel's cache; off only to show that nothing depends on it"
     )

@@ -85,13 +85,12 @@ class Store:
         outliving: Outliving | None = None,
         living: Living | None = None,
         accounts: Accounts | None = None,
-        probation_bytes: int = 0,
     ) -> None:
         """Open *device*'s pool and repair what a crash left. Raises CommandError, OSError.
 
         *progress* is told how far a rebuild is. *outliving* is what a server that takes over gets.
         This one does if there are *living* handles: then *outliving* is what the last one left.
-        Without *accounts* each uid is a tenant. New blocks may take *probation_bytes* of memory.
+        Without *accounts* each uid is a tenant.
         """
         calls = syscalls if syscalls is not None else Syscalls()
         outliving = outliving or Outliving.fresh(undurable_rows_max(settings))
@@ -102,7 +101,6 @@ class Store:
             *(device, settings, kernel, outliving, recovered.at),
             Accounts() if accounts is None else accounts,
             takes_over=living is not None,
-            probation_bytes=0 if settings.read_only else probation_bytes,
             syscalls=calls,
             clock_ns=clock_ns,
         )
@@ -342,6 +340,7 @@ class Store:
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "together": unit_figures(self.pool, self.reclaim.units),
             "hints": hint_figures(self.pool),
+            "probation": self.probation_ends.describe(),
             "held_by": self.pool.figures.held.shown(),
             "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(self.pool)),
             "cache": {

@@ -364,7 +364,7 @@ class Allocator:
             return
         demand, space = self._pool.open.ready.forecast, self._pool.space.of(opened.ino)
         usual_bytes, largest_bytes = demand.recent_bytes(parent)
-        is_in_memory = self._probation is not None and opened.ino in self._probation
+        is_in_memory = self._pool.open.has_in_memory(opened.ino)
         foretold = largest_bytes and demand.foretells(parent) and not is_in_memory
         if foretold and opened.allocated_bytes >= largest_bytes:
             self._pool.open.inodes.spare(opened, max(0, opened.allocated_bytes - usual_bytes))

@@ -68,7 +68,6 @@ class Pool:
         accounts: Accounts,
         *,
         takes_over: bool = False,
-        probation_bytes: int = 0,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -76,7 +75,7 @@ class Pool:
         """Open the index *index_at*, and extents of *device*; *outliving* is for the next server.
 
         *takes_over*: the last server was not stopped, and left *outliving*. What each tenant takes
-        is counted in *accounts*. *probation_bytes*: what new blocks may take of memory.
+        is counted in *accounts*.
 
         Raises IndexDamaged, FormatUnknown, OSError.
         """
@@ -89,7 +88,7 @@ class Pool:
         self.monotonic_s = monotonic_s
         with contextlib.ExitStack() as stack:
             stack.callback(outliving.close)
-            unlogged = self._open_storage(stack, outliving, index_at, makes=probation_bytes > 0)
+            unlogged = self._open_storage(stack, outliving, index_at)
             self.damage = Damage(self.index, read_only=settings.read_only)
             self.counters = self.index.counters()
             drives = len(device.pool_fds)
@@ -105,7 +104,7 @@ class Pool:
                 monotonic_s=monotonic_s,
             )
             stack.callback(self.space.close)
-            self.open = self._open_parts(probation_bytes)
+            self.open = self._open_parts()
             self.durable = self._durable_parts(stack, outliving.undurable, unlogged, index_at)
             self.rules = self._rule_parts(stack)
             self.figures = CacheFigures(
@@ -129,12 +128,9 @@ class Pool:
             self._parts = stack.pop_all()
 
     def _open_storage(
-        self, stack: contextlib.ExitStack, outliving: Outliving, index_at: IndexAt, *, makes: bool
+        self, stack: contextlib.ExitStack, outliving: Outliving, index_at: IndexAt
     ) -> UnloggedRows:
-        """Open what is on the device and in memory; return what the log is yet to be told.
-
-        *makes*: there is to be a place for extents in memory.
-        """
+        """Open what is on the device and in memory; return what the log is yet to be told."""
         device, settings = self.device, self.settings
         unlogged = UnloggedRows(UNLOGGED_MOST_BYTES)
         self.index = open_index(index_at.path, settings, self.syscalls, outliving.journal, unlogged)
@@ -142,6 +138,7 @@ class Pool:
         self.notes = outliving.notes
         self.numbers = InodeNumbers(device.pool_fds, self.syscalls, read_only=settings.read_only)
         stack.callback(self.numbers.close)
+        makes = bool(settings.probation_bytes) and not settings.read_only
         memory = MemoryFiles.found(
             index_at.in_memory, len(device.pool_fds), self.syscalls, makes=makes
         )
@@ -162,13 +159,12 @@ class Pool:
             lambda: self.monotonic_s(),
         )
 
-    def _open_parts(self, probation_bytes: int) -> OpenParts:
+    def _open_parts(self) -> OpenParts:
         return open_parts(
             *(self.extents, self.numbers, self.background, self.space.drives),
             *(self.settings, self.kernel),
             notes=self.notes,
             monotonic_s=self.monotonic_s,
-            probation_bytes=probation_bytes,
         )
 
     def _durable_parts(

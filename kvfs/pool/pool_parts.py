@@ -210,6 +210,10 @@ class OpenParts:
     #: None: nothing is in memory, and nothing comes.
     probation: Probation | None
 
+    def has_in_memory(self, ino: InodeNo) -> bool:
+        """Whether *ino*'s bytes are in memory alone."""
+        return self.probation is not None and ino in self.probation
+
     @property
     def followers(self) -> list[Placement | Probation]:
         """Those of them that follow the index, where there is more than one place for a block."""
@@ -227,15 +231,15 @@ def open_parts(
     *,
     notes: Notes,
     monotonic_s: Callable[[], float],
-    probation_bytes: int,
 ) -> OpenParts:
-    """Return the second group. *probation_bytes*: what new blocks may take of memory."""
+    """Return the second group."""
     inodes, probation = OpenInodes(), None
     ready = ReadyByDrive(
         extents, numbers, background, drives, settings, kernel, inodes, monotonic_s
     )
     if extents.memory is not None and not settings.read_only:
-        probation = Probation(extents.memory, extents, numbers, background, inodes, probation_bytes)
+        most_bytes = settings.probation_bytes
+        probation = Probation(extents.memory, extents, numbers, background, inodes, most_bytes)
     return OpenParts(inodes, OpenNotes(notes), ready, Placement(drives, ready), probation)
 
 

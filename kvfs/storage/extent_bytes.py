@@ -81,6 +81,19 @@ def gaps(syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int) -> Itera
         yield Range(start_bytes, end_bytes)
 
 
+def missing(syscalls: Syscalls, fd: int, start_bytes: int, end_bytes: int) -> list[Range]:
+    """Return the ranges between the two offsets to allocate: all of it without FIEMAP.
+
+    So it is in memory, where what is there already costs nothing. Raises OSError.
+    """
+    try:
+        return list(gaps(syscalls, fd, start_bytes, end_bytes))
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        return [Range(start_bytes, end_bytes)]
+
+
 def unwritten(syscalls: Syscalls, fd: int, end_bytes: int) -> Iterator[Range]:
     """Yield the ranges up to *end_bytes* that are allocated and not written to the device.
 

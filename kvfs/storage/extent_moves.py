@@ -44,6 +44,12 @@ class ExtentMoves:
             finally:
                 self._syscalls.close(to_fd)
 
+    def open(self, ino: InodeNo) -> int:
+        """Open the copy of *ino*, O_RDWR. Raises Damaged, OSError."""
+        directory_fd = self._of(ino).directory(ino)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW
+        return self._syscalls.open(file_name(ino), flags, dir_fd=directory_fd)
+
     def _fill(self, fd: int, to_fd: int) -> None:
         calls, status = self._syscalls, self._syscalls.fstat(fd)
         held_bytes = status.st_blocks * STAT_BLOCK_BYTES

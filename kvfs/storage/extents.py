@@ -27,7 +27,7 @@ from kvfs.core.types import (
     Sequence,
     round_up,
 )
-from kvfs.storage.extent_bytes import Range, gaps, lacks_bytes, unwritten
+from kvfs.storage.extent_bytes import Range, lacks_bytes, missing, unwritten
 from kvfs.storage.extent_moves import ExtentMoves
 from kvfs.storage.fan_out import FanOut
 from kvfs.storage.file_leases import ignore_breaks, may_be_written, refuses_lease
@@ -143,7 +143,7 @@ class Extents:
             self._syscalls.fallocate(fd, mode, offset_bytes, length_bytes)
             return
         end_bytes = offset_bytes + length_bytes
-        for gap in gaps(self._syscalls, fd, offset_bytes, end_bytes):
+        for gap in missing(self._syscalls, fd, offset_bytes, end_bytes):
             self._syscalls.fallocate(fd, FALLOC_FL_KEEP_SIZE, gap.start_bytes, gap.size_bytes)
         if not keep_size and self._syscalls.fstat(fd).st_size < end_bytes:
             # Extends by the last byte: ftruncate would cut off what is written meanwhile.

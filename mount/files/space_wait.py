@@ -219,6 +219,7 @@ class SpaceQueue:
         """
         allocations = self._store.blocks.allocations
         for tries_left in reversed(range(DEVICE_TRIES)):
+            await self.leave_memory(opened, *wanted[1:], about_to_wait)
             lacking_bytes = allocations.growth_bytes(opened, wanted)
             if lacking_bytes:
                 await self.find(lacking_bytes, opened.ino, about_to_wait, payer=payer)
@@ -237,6 +238,22 @@ class SpaceQueue:
                 allocations.end(opened, allocation)
             # Others fill the file system that the pool lies on.
             await self.device_refused(opened.ino, about_to_wait)
+
+    async def leave_memory(
+        self,
+        opened: OpenInode,
+        offset_bytes: int,
+        size_bytes: int,
+        about_to_wait: AboutToWait | None,
+    ) -> None:
+        """Return once so much may be written into *opened*, on its drive if memory lacks room.
+
+        No checkpoint comes between that and returning. Raises NoSpace, DeviceSilent, OSError.
+        """
+        require = self._store.probation_ends.outgrown.require
+        if self._store.pool.open.probation is not None:
+            lacks = functools.partial(require, opened, offset_bytes, size_bytes)
+            await self._asks.at_hand(lacks, about_to_wait)
 
     async def device_refused(self, ino: InodeNo, about_to_wait: AboutToWait | None) -> None:
         """Find out what *ino*'s drive really has: it refused bytes that kvfs had room for.

@@ -111,6 +111,7 @@ class Transfers:
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
         fd = self._files.extent_fd(fh)
+        await self._files.room.leave_memory(handle.opened, offset_bytes, len(data), about_to_wait)
         handle.opened.begin_transfer()
         try:
             return await self._write_with_room(handle, fd, offset_bytes, data, about_to_wait)
@@ -179,6 +180,8 @@ class Transfers:
         if handle.kind is not HandleKind.WRITER or not self._writes_at_once:
             return False
         opened, pool, allocator = handle.opened, self._store.pool, self._store.allocator
+        if pool.open.has_in_memory(opened.ino):
+            return False  # tmpfs cannot say whether it would wait
         growth_bytes = self._store.blocks.allocations.write_growth_bytes(
             opened, offset_bytes + len(data), len(data)
         )

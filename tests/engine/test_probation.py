@@ -98,7 +98,7 @@ def test_the_next_server_finds_what_is_in_memory(pool: Host) -> None:
 def test_a_start_after_a_kill_finds_it_even_if_there_is_no_more_room(pool: Host) -> None:
     inos = store_some(pool)
     pool.kill()
-    pool.probation_bytes = 0
+    pool.give_memory(0)
     store = pool.start()
     assert store.in_memory == set(inos)
     assert tree(store) == paths()
@@ -211,7 +211,7 @@ def test_scarce_memory_is_given_back_and_taken_again(pool: Host) -> None:
 def test_a_drive_that_fails_takes_its_blocks_out_of_memory() -> None:
     guard = LoopGuard()
     with host(others_bytes=[64 * MIB]) as made:
-        made.probation_bytes = ROOM_BYTES
+        made.give_memory(ROOM_BYTES)
         store = made.start(guard)
         put(store, ROOT_INODE, b"first", content(99))
         inos = [publish(made, b"%d" % at, content(at)) for at in range(6)]

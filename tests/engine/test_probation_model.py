@@ -22,7 +22,7 @@ class ProbationMachine(StoreMachine):
     def begin(self) -> None:
         super().begin()
         self.host.stop()
-        self.host.probation_bytes = self.ROOM_BYTES
+        self.host.give_memory(self.ROOM_BYTES)
         self.host.start()
 
     def held(self, pick: int) -> Node | None:

@@ -94,8 +94,42 @@ def test_a_server_killed_after_the_rename_leaves_the_block_on_its_drive(pool: Ho
     assert tree(pool.start()) == {key: paths()[key] for key in (b"/first", b"/0")}
 
 
-def test_a_block_that_is_open_moves_when_it_is_closed(pool: Host) -> None:
+def test_a_block_that_is_always_open_moves_under_its_readers(pool: Host) -> None:
     ino = store_some(pool)[0]
+    first = pool.store.open(ino, writer=False, truncate=False)
+    reads, waits = (pool.store.extent_fd(first), pool.store.open(ino, writer=False, truncate=False))
+    pool.store.move(ino)
+    assert ino not in pool.store.in_memory
+    assert not pool.in_memory(ino).exists()
+    assert os.readlink(f"/proc/self/fd/{reads}") == str(pool.extent(ino))
+    assert os.pread(reads, len(content(0)), 0) == content(0)
+    for opened in (first, waits):
+        pool.store.close(opened, writer=False)
+    writer = pool.store.open(ino, writer=True, truncate=False)
+    write(pool.store, writer, b"new")
+    pool.store.close(writer, writer=True)
+    assert get(pool.store, ROOT_INODE, b"0") == b"new" + content(0)[3:]
+    assert_exact(pool)
+
+
+def test_a_block_that_somebody_writes_stays_until_it_is_closed(pool: Host) -> None:
+    ino = store_some(pool)[0]
+    readers = [pool.store.open(ino, writer=False, truncate=False) for _ in range(2)]
+    writer = pool.store.open(ino, writer=True, truncate=False)
+    pool.store.move(ino)
+    assert ino in pool.store.in_memory
+    pool.store.close(writer, writer=True)
+    pool.store.move(ino)
+    assert ino not in pool.store.in_memory
+    for opened in readers:
+        pool.store.close(opened, writer=False)
+    assert tree(pool.store) == paths()
+    assert_exact(pool)
+
+
+def test_a_block_that_the_kernel_has_open_moves_when_it_is_closed(pool: Host) -> None:
+    ino = store_some(pool)[0]
+    pool.store.let_writers_run()
     opened = pool.store.open(ino, writer=False, truncate=False)
     pool.store.move(ino)
     assert ino in pool.store.in_memory

@@ -15,7 +15,7 @@ from tests.support.store.stores import host
 def client() -> Iterator[Serving]:
     """Yield a client of a store with room in memory, which knows how large blocks are."""
     with host() as made:
-        made.probation_bytes = ROOM_BYTES
+        made.give_memory(ROOM_BYTES)
         serving = Serving(made)
         serving.tick()  # a range of inode numbers is there
         serving.tick()

@@ -239,8 +239,9 @@ class Blocks:
             opened.hold(record.allocated_bytes)
         if writer and self.truncating.is_awaited(opened.ino):
             self._awaited.claim(opened)
-        if first and writer and (appends or not record.size_bytes):
-            self._allocator.choose_course(opened, record.parent)  # others overwrite old bytes
+        grows = appends or not record.size_bytes  # others overwrite old bytes
+        if first and writer and (grows or self._pool.open.has_in_memory(opened.ino)):
+            self._allocator.choose_course(opened, record.parent)
         self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
             # Nobody will write it, so it is at once a finished, empty file. It is not awaited any

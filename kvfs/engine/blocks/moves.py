@@ -1,7 +1,8 @@
 """Moves blocks from memory to the drive of their inode, beside the requests.
 
-The thread for long jobs copies a closed block. Then it leaves memory, if nobody used it otherwise
-meanwhile: number, name, size, times and owner stay, and so do handles of NFS. What is open stays
+The thread for long jobs copies a block that nobody writes. Then it leaves memory, if nobody used it
+otherwise meanwhile: number, name, size, times and owner stay, and so do handles of NFS. Readers
+whom this process serves go on with the copy. A block that the kernel has open (passthrough) stays
 until it is closed; it is tried again. So no reader and no writer ever has another file than the
 next one gets.
 """
@@ -10,12 +11,14 @@ import functools
 import logging
 import math
 import os
+from collections.abc import Container
 from typing import Final
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import DriveNo, InodeNo, InodeRecord
+from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
 _log: Final = logging.getLogger(__name__)
@@ -28,8 +31,10 @@ _RATE_BYTES: Final = 256 << 20
 class Moves:
     """The moves of one pool: on each drive one at a time, in the order in which they were asked."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, outgrown: Container[InodeNo]) -> None:
+        """*outgrown*: drafts that are being copied already."""
         self._pool = pool
+        self._outgrown = outgrown
         self._drive = pool.numbers.drive
         #: What waits, and what is being copied to each drive, with the number of its order.
         self._due: dict[InodeNo, int] = {}
@@ -96,42 +101,76 @@ class Moves:
             del self._due[ino]  # its extent goes
             return
         drive = self._pool.space.drives.of(ino)
-        if not self._is_closed(ino, record) or drive.has_failed or not drive.probe.takes_blocks:
+        if not self._is_quiet(ino, record) or drive.has_failed or not drive.probe.takes_blocks:
             return
         self._copying[self._drive(ino)] = (ino, self._due.pop(ino))
         self._pool.background.submit_long(functools.partial(self._copy, ino, record), ino)
 
-    def _is_closed(self, ino: InodeNo, record: InodeRecord) -> bool:
-        """Whether nobody has *ino* open, and nothing that is queued may open it."""
-        return record.state in SETTLED and ino not in self._pool.open.inodes
+    def _is_quiet(self, ino: InodeNo, record: InodeRecord) -> bool:
+        """Whether *ino* is closed, or all its bytes are read through this process."""
+        if record.state not in SETTLED or ino in self._outgrown:
+            return False
+        opened = self._pool.open.inodes.get(ino)
+        return opened is None or self._is_only_read(opened)
+
+    def _is_only_read(self, opened: OpenInode) -> bool:
+        """Whether nobody writes *opened*, and the kernel has nothing of it."""
+        kept = opened.quiet_writers or opened.stands_in or opened.kept_open or opened.settling
+        busy = opened.writers or opened.allocating or opened.gone is not None or kept
+        return not (busy or self._pool.kernel.writers_run_free or self._is_held_elsewhere(opened))
+
+    def _is_held_elsewhere(self, opened: OpenInode) -> bool:
+        """Whether a client of a dead mount may have the extent, by a passthrough of that time."""
+        extents = self._pool.extents
+        return extents.serial(opened.ino) < extents.held_below
 
     def _copy(self, ino: InodeNo, record: InodeRecord) -> None:
         """Copy *ino*, in the thread; then the loop goes on."""
-        pool, held_bytes = self._pool, -1
+        pool, held_bytes, copy_fd = self._pool, -1, -1
         try:
             fd = pool.extents.open(ino, os.O_RDONLY)
             try:
-                if not pool.extents.may_be_written(fd):
+                # The server's own descriptor, for readers, could write.
+                is_open = ino in pool.open.inodes
+                if is_open or not pool.extents.may_be_written(fd):
                     held_bytes = pool.extents.moves.copy(ino, fd)
+                    copy_fd = pool.extents.moves.open(ino) if is_open else -1
             finally:
                 pool.syscalls.close(fd)
         except (KvfsError, OSError) as error:
             _log.warning("inode %#x stays in memory: %s", ino, error)
-        pool.background.hand_over(functools.partial(self._copied, ino, record, held_bytes))
+        followed = functools.partial(self._copied, ino, record, held_bytes, copy_fd)
+        pool.background.hand_over(followed)
 
-    def _copied(self, ino: InodeNo, record: InodeRecord, held_bytes: int) -> None:
+    def _copied(self, ino: InodeNo, record: InodeRecord, held_bytes: int, copy_fd: int) -> None:
         """Let *ino* leave memory; *held_bytes*: what its copy takes, -1 if there is none.
 
-        Atomic: from the last look at who uses it until it has left. Raises NoSpace, OSError.
+        *copy_fd* is for readers, -1 if there were none. Atomic: from the last look at who uses it
+        until it has left. Raises NoSpace, OSError.
         """
         pool = self._pool
         _, ticket = self._copying.pop(self._drive(ino))
         now_s = pool.monotonic_s()
         self._rests_until_s = max(self._rests_until_s, now_s) + max(0, held_bytes) / _RATE_BYTES
-        if held_bytes < 0 or not self._may_leave(ino, record):
-            self._undo(ino, ticket)
-        else:
-            self._leave(ino, record, held_bytes)
+        opened = pool.open.inodes.get(ino)
+        is_read = opened is not None and opened.fd >= 0
+        lacks = held_bytes < 0 or (is_read and copy_fd < 0)
+        left = ""
+        try:
+            if lacks or not self._may_leave(ino, record):
+                self._undo(ino, ticket)
+            else:
+                left = self._leave(ino)
+                if opened is not None:
+                    opened.hold(held_bytes)
+                if opened is not None and is_read:
+                    opened.exchange_extent(copy_fd)
+                    copy_fd = -1
+        finally:
+            if copy_fd >= 0:
+                pool.syscalls.close(copy_fd)
+        if left:
+            self._tell(ino, record, held_bytes, left)
         self._go_on(now_s)
 
     def _may_leave(self, ino: InodeNo, record: InodeRecord) -> bool:
@@ -140,14 +179,22 @@ class Moves:
         memory = pool.extents.memory
         if memory is None or ino not in memory or pool.index.inode_or_miss(ino) != record:
             return False
-        return self._is_closed(ino, record) and not pool.extents.is_written(ino)
+        if not self._is_quiet(ino, record):
+            return False
+        return ino in pool.open.inodes or not pool.extents.is_written(ino)
 
-    def _leave(self, ino: InodeNo, record: InodeRecord, held_bytes: int) -> None:
+    def _leave(self, ino: InodeNo) -> str:
+        """From now on the copy of *ino* counts; return what is to be removed. Raises OSError."""
         pool, memory = self._pool, self._pool.extents.memory
         assert memory is not None, "it is there"
         pool.kernel.unnamed(ino)  # descriptors and ids that are kept for the next open
         pool.at_hand.forget(ino)
-        left = memory.leave(ino)
+        return memory.leave(ino)
+
+    def _tell(self, ino: InodeNo, record: InodeRecord, held_bytes: int, left: str) -> None:
+        """Tell all that follow the index that *ino* has moved, and remove what it *left*."""
+        pool, memory = self._pool, self._pool.extents.memory
+        assert memory is not None, "it was there"
         pool.background.submit_long(functools.partial(memory.remove, left), ino)
         self.moved += 1
         self.moved_bytes += held_bytes

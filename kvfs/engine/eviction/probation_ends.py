@@ -13,6 +13,7 @@ from typing import Final
 from kvfs.core.changed import Reason
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.moves import Moves
+from kvfs.engine.blocks.outgrown import Outgrown
 from kvfs.engine.eviction.reclaim import CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import look_at
 from kvfs.machine.hardware import memory_pressure
@@ -45,7 +46,8 @@ class ProbationEnds:
         #: None: nothing is in memory, and nothing comes.
         self._probation: Final = pool.open.probation
         self._reclaim = reclaim
-        self.moves: Final = Moves(pool)
+        self.outgrown: Final = Outgrown(pool)
+        self.moves: Final = Moves(pool, self.outgrown)
         #: Blocks that are still to be looked at, before the walk begins anew.
         self._left: list[InodeNo] = []
         #: Blocks that were evicted from memory.
@@ -98,6 +100,20 @@ class ProbationEnds:
     def _evict(self, inos: list[InodeNo]) -> None:
         blocks, _ = self._reclaim.evict_these(inos, open_too=False, reason=Reason.SPACE)
         self.dropped += blocks
+
+    def describe(self) -> dict[str, int]:
+        """Return what is in memory and may be, in blocks and bytes, and what came and left."""
+        probation = self._probation
+        return {
+            "blocks": len(probation.memory) if probation else 0,
+            "bytes": probation.memory.held_bytes if probation else 0,
+            "room_bytes": probation.room.size_bytes if probation else 0,
+            "stored": probation.taken if probation else 0,
+            "refused": probation.refused if probation else 0,
+            "moved": self.moves.moved + self.outgrown.moved,
+            "moved_bytes": self.moves.moved_bytes + self.outgrown.moved_bytes,
+            "dropped": self.dropped,
+        }
 
     def close(self) -> None:
         """Leave nothing in memory that can go; the pool stops, and serves no requests.

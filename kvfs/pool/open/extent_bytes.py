@@ -58,6 +58,8 @@ class ExtentBytes:
     transfers = 0
     #: How often its times are being set, by a writer's open or a client; the record has them.
     settling = 0
+    #: How often they were to be set so far.
+    settled_times = 0
     #: Why they could not be set, for the open that waits for it.
     unsettled: Exception | None = None
     #: Bytes from offset 0 on without a hole; -1 while there is no hole.
@@ -74,6 +76,11 @@ class ExtentBytes:
     def open_extent(self, fd: int) -> None:
         """Keep *fd*, on which the extent was opened, to the last close."""
         self.fd = fd
+
+    def exchange_extent(self, fd: int) -> None:
+        """The extent is the file behind *fd* from now on, and so are descriptors kept of it."""
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
 
     def close_extent(self, at_hand: ExtentsAtHand) -> None:
         """Close the descriptor, if there is one."""
@@ -111,6 +118,7 @@ class ExtentBytes:
 
         While requests are served, wait until it is settled. Else raises what *work* raises.
         """
+        self.settled_times += 1
         if not device.is_serving:
             work()
             if end is not None:

@@ -121,6 +121,16 @@ class Probation:
         self.taken += 1
         return ReadyExtent(ino, fd, size_bytes, NO_BACKING_ID)
 
+    def lets_grow(self, ino: InodeNo, size_bytes: int) -> bool:
+        """Whether *ino*, a draft in memory, may take *size_bytes*; if so, it has them."""
+        growth_bytes = size_bytes - self.memory.bytes_of(ino)
+        if growth_bytes <= 0:
+            return True
+        if growth_bytes > self.free_bytes or size_bytes > self.room.most_bytes * _DRAFT_SHARE:
+            return False
+        self.memory.count(ino, size_bytes)
+        return True
+
     def follow(self, changed: Changed) -> None:
         """Count what a block takes."""
         if changed.after is not None and changed.ino in self.memory:
@@ -129,5 +139,5 @@ class Probation:
     def count_drafts(self) -> None:
         """Count what drafts took since the last tick."""
         for ino, opened in self._inodes.written.items():
-            if ino in self.memory:
+            if ino in self.memory and opened.allocated_bytes > self.memory.bytes_of(ino):
                 self.memory.count(ino, opened.allocated_bytes)

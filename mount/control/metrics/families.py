@@ -135,6 +135,9 @@ _SPACE: Final = (
     _gauge("lease_limit_bytes", "lease_max_bytes", "Limit of all leases together"),
     _gauge("slab_bytes", "slab_bytes", "Slabs of living processes"),
     _gauge("pinned_bytes", "pinned_bytes", "Pinned, or under evict=never"),
+    _gauge("probation_blocks", "probation.blocks", "New blocks that are in memory alone"),
+    _gauge("probation_bytes", "probation.bytes", "What they hold: lost with the machine"),
+    _gauge("probation_room_bytes", "probation.room_bytes", "How much they may hold now"),
     _gauge("retained_bytes", "hints.retained_bytes", "Kept longer by hints; may be evicted"),
     _gauge("units", "together.units", "Directories under evict=together"),
     _gauge("unit_bytes", "together.bytes", "What the first of them hold"),
@@ -186,6 +189,10 @@ _BLOCKS: Final = (
 )
 
 _WORK: Final = (
+    _counter("probation_stored", "probation.stored", "Blocks that were stored into memory"),
+    _counter("probation_moved", "probation.moved", "Blocks that were moved to their drive"),
+    _counter("probation_moved_bytes", "probation.moved_bytes", "What they held"),
+    _counter("probation_dropped", "probation.dropped", "Blocks evicted from memory"),
     _counter("hints_taken", "hints.taken", "Blocks that were hinted by the hints socket"),
     _counter("hints_clipped", "hints.clipped", "Values and numbers beyond a bound of hints"),
     _counter("hints_unknown", "hints.unknown", "Hints for names and sessions of no block"),

@@ -50,7 +50,6 @@ def driven(
     outliving: Outliving | None = None,
     living: Collection[LivingHandle] | None = None,
     accounts: Accounts | None = None,
-    probation_bytes: int = 0,
 ) -> Driven:
     """Start a store on *device*; *living* handles are taken over. Raises CommandError, OSError.
 
@@ -65,7 +64,6 @@ def driven(
         outliving=outliving,
         living=handles,
         accounts=accounts,
-        probation_bytes=probation_bytes,
     )
     # What the machine lacks decides nothing in a test.
     store.probation_ends._pressure = lambda: 0.0

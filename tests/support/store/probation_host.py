@@ -15,7 +15,7 @@ ROOM_BYTES: Final = 1 * MIB
 def probation_host(others_bytes: Sequence[int] = ()) -> Iterator[Host]:
     """Yield a host whose store has room in memory, and knows how large blocks are."""
     with host(others_bytes=others_bytes) as made:
-        made.probation_bytes = ROOM_BYTES
+        made.give_memory(ROOM_BYTES)
         made.start_outliving()
         put(made.store, ROOT_INODE, b"first", content(99))
         try:

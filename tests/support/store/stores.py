@@ -104,8 +104,6 @@ class Host:
                 self._others.append(path.parent / f"drive{number}")
                 self._others[-1].mkdir()
             make_pool(self.drives[-1], header)
-        #: What new blocks may take of memory.
-        self.probation_bytes = 0
         self._device: Device | None = None
         self._store: Driven | None = None
         self._outliving: OutlivingMemory | None = None
@@ -120,6 +118,10 @@ class Host:
         """The running store."""
         assert self._store is not None
         return self._store
+
+    def give_memory(self, size_bytes: int) -> None:
+        """Let new blocks of the next store take so much memory."""
+        self.settings = dataclasses.replace(self.settings, probation_bytes=size_bytes)
 
     def start(
         self,
@@ -136,7 +138,6 @@ class Host:
                 *(self._device, chosen, kernel),
                 syscalls=syscalls,
                 accounts=accounts,
-                probation_bytes=self.probation_bytes,
             )
         except BaseException:
             self._device.close()
@@ -165,7 +166,6 @@ class Host:
             *(self._device, self.settings),
             outliving=outliving,
             living=living,
-            probation_bytes=self.probation_bytes,
         )
         return self._store
 
