@@ -120,7 +120,8 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
     "Which blocks stay": {
         "eviction": Words(
             "which block goes first: the one not used for longest (lru); adaptive and arc also "
-            "weigh how often it was used",
+            "weigh how often it was used; gate also judges what is worth a write "
+            "([eviction.md](eviction.md))",
             "adaptive, if `kvfs status` shows that blocks go within minutes",
         ),
         "probation_bytes": Words(

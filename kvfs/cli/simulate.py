@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from kvfs.cli.parser import Subparsers
     from kvfs.core.admission import Hint
 
-#: What no mount has yet, beside the policies that it has.
+#: What takes hints, of the policies that a mount has; and what no mount has.
 _GATE: Final = "gate"
 _BEST: Final = "best"
-_KNOWN: Final = (*POLICIES, _GATE, _BEST)
+_KNOWN: Final = (*POLICIES, _BEST)
 _SHARES: Final = "1%,2%,5%,10%,20%"
 #: Workloads made by rule (loads.py), here so that the parser starts fast.
 MADE: Final = ("scan", "loop", "drift")
@@ -43,7 +43,7 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Serve a request trace, or what `kvfs record` wrote, from pools that exist in "
         "memory only, by the code of a\nmount's policies, and show what they find and write. gate "
-        "and best are no policies of a mount: gate judges which\nblocks are worth a write, best "
+        "judges which blocks are worth a write; best\nis no policy of a mount: it "
         "knows the future (docs/simulate.md). Needs neither a mount nor root.",
         example="kvfs simulate trace.jsonl --blocks-share 2%,10% --policies lru,gate,best",
     )

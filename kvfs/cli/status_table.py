@@ -87,6 +87,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Work": {
         "eviction": "eviction",
+        "gate": "gate",
         "store_times": "time of a store",
         "requests": "requests",
         "requests_fast_path": "on the fast path",

@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 
 from kvfs.core.evicted import HASH_BITS
-from kvfs.core.eviction_policy import Lru
+from kvfs.core.eviction_policy import EvictionPolicy, Lru, policy_named
 
 #: Slots of names that are followed, of 8 bytes: a MiB, eight for each block of a pool of 16,384. Of
 #: a larger pool a sample is followed.
@@ -297,3 +297,31 @@ class GatedLru(Lru):
         self._written_share *= kept
         self._written_share += written / max(1, accesses) * (1 - kept)
         self._rates.fade(self._accesses, self._blocks / max(self._written_share, 1 / _STAY_MAX))
+
+
+class MountedGate(GatedLru):
+    """The gate of a mount, which judges blocks after they were stored."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def resize(self, blocks: int) -> None:
+        """The pool has *blocks* blocks: far more, or fewer, than before forget what was learned.
+
+        A pool that fills has room for all of them, and one that is full keeps its number.
+        """
+        if not self._blocks // 2 <= blocks <= 2 * self._blocks:
+            super().__init__(blocks, price=self._price)
+
+    def knows(self, name_hash: int) -> bool:
+        """Whether the name was asked for lately."""
+        return self._names.times(name_hash) > 0
+
+    def admitted(self, name_hash: int, allocated_bytes: int) -> bool:
+        """A block was stored; it is judged later."""
+        return False
+
+
+def policy_of(name: str) -> EvictionPolicy:
+    """Return the policy of a mount with this ``eviction``."""
+    return MountedGate() if name == MountedGate.name else policy_named(name)

@@ -214,7 +214,7 @@ class Settings:
         "lru",
         "the plainest, and as good as any in a pool of an eighth of an hour's blocks; adaptive "
         "finds more in a smaller one, for some memory (docs/eviction.md)",
-        choices=("lru", "arc", "adaptive"),
+        choices=("lru", "arc", "adaptive", "gate"),
     )
     probation_bytes: int = setting(
         0,

@@ -22,6 +22,7 @@ from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
 from kvfs.engine.eviction.drains import Drains
+from kvfs.engine.eviction.gate import Gate
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.probation_ends import ProbationEnds
 from kvfs.engine.eviction.reclaim import Reclaim
@@ -124,6 +125,7 @@ class Store:
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
         self.probation_ends = ends = ProbationEnds(self.pool, self.reclaim)
+        self.gate = Gate(self.pool, ends.moves)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing, ends.moves)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)
@@ -172,6 +174,7 @@ class Store:
             self.blocks.truncating.run_due,
             lambda now_s: pool.rules.leases.run_due(now_s, self.blocks.lease_ends.end),
             pool.rules.heat.run_due,
+            self.gate.run_due,
             lambda _: pool.rules.heat.mark(pool.age_ns()),
             self.expiry.run_due,
             self._save_heat,
@@ -341,6 +344,7 @@ class Store:
             "together": unit_figures(self.pool, self.reclaim.units),
             "hints": hint_figures(self.pool),
             "probation": self.probation_ends.describe(),
+            "gate": self.gate.describe(),
             "held_by": self.pool.figures.held.shown(),
             "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(self.pool)),
             "cache": {

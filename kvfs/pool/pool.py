@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 from kvfs.core.account import Accounts
+from kvfs.core.admission import policy_of
 from kvfs.core.entitlements import entitled_directories
 from kvfs.core.evicted import EvictedNames
-from kvfs.core.eviction_policy import EVICTABLE, Rank, policy_named
+from kvfs.core.eviction_policy import EVICTABLE, Rank
 from kvfs.core.index_room import names_too_many
 from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import Counters
@@ -240,7 +241,7 @@ class Pool:
             *(device.pool_fds, self.syscalls),
             epoch=device.epoch,
             read_only=settings.read_only,
-            policy=policy_named(settings.eviction),
+            policy=policy_of(settings.eviction),
             now_s=self.clock_ns() // SECOND_NS,
             entitlements=accounts.entitlements,
         )

@@ -19,7 +19,16 @@ from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionP
 from kvfs.core.types import FIRST_DRIVE, SECOND_NS, DriveNo, InodeNo
 from kvfs.storage.age_clock import HeatMarks
 from kvfs.storage.heat_columns import ALWAYS_S, HeatHints, HeatTenants, Told
-from kvfs.storage.heat_file import HeatFile, HeatRows, grown, read_newest, sound_rows, zero_rows
+from kvfs.storage.heat_file import (
+    BurstUses,
+    HeatFile,
+    HeatRows,
+    grown,
+    read_newest,
+    sound_rows,
+    used_between,
+    zero_rows,
+)
 from kvfs.storage.row_table import RowTable
 from kvfs.storage.syscalls import Syscalls
 
@@ -256,6 +265,13 @@ class Heat:
         """Return the stamp of *ino*'s last touch, 0 if it is not known."""
         row = self._table.find(ino)
         return self._touched[row] if row else 0
+
+    def used_in_bursts(self, begin: int) -> BurstUses:
+        """Return the blocks touched last from stamp *begin* on, in bursts that have ended.
+
+        Those that may not be evicted, a lease say, are left out. A millisecond for a million rows.
+        """
+        return used_between(self._rows, begin, self._burst_begin)
 
     def demote(self, ino: InodeNo) -> None:
         """Let block *ino* be colder than all that were touched, until it is touched again."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
+from kvfs.core.types import InodeNo
 from kvfs.storage.age_clock import MARKS_MAX, Mark
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
@@ -261,3 +262,26 @@ def sound_rows(found: HeatRows, least: int) -> HeatRows:
     copy_rows(rows, 1, found, first)
     np.minimum(rows.rank, np.uint8(max(Rank)), out=rows.rank)
     return rows
+
+
+class BurstUses(NamedTuple):
+    """Blocks that were used, in the order of their last use: sequences of equal length.
+
+    ``names``: 32 bits of a hash of each; ``touches``: in how many bursts each was touched. ``end``:
+    the stamp from which on uses are missing.
+    """
+
+    inos: Sequence[InodeNo]
+    names: Sequence[int]
+    touches: Sequence[int]
+    end: int
+
+
+def used_between(rows: HeatRows, begin: int, end: int) -> BurstUses:
+    """Return the blocks of *rows* with stamps from *begin* on, and below *end*, which may go."""
+    touched = rows.touched
+    found = np.flatnonzero((touched >= begin) & (touched < end) & (rows.touches > 0))
+    found = found[np.argsort(touched[found])]
+    found = found[rows.ino[found] != 0]
+    inos = [InodeNo(ino) for ino in rows.ino[found].tolist()]
+    return BurstUses(inos, rows.name_hash[found].tolist(), rows.touches[found].tolist(), end)

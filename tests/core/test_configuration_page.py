@@ -30,7 +30,7 @@ def test_each_setting_has_words_and_no_words_are_left_over() -> None:
         "| `checksum_stop_s` | 2 s | 0 s to 600 s |",
         "| `capacity_bytes` | not set |",
         "| `mode` | not set | 0000 to 1777 |",
-        "| `eviction` | lru | `lru`, `arc`, `adaptive` |",
+        "| `eviction` | lru | `lru`, `arc`, `adaptive`, `gate` |",
         "| `lease_max` | 0.92 | 0 to 1 |",
         "| `room_wait_bytes` | 512 MiB | 1 MiB or more |",
         "| `busy_poll_us` | 40 us | 0 us to 1000 us |",

@@ -1,8 +1,9 @@
 """Which blocks leave memory, and where to: to their drive, or for good.
 
-A block that was used a second time moves to its drive, also one that was asked for before it was
-stored (``Heat.put``). Of all others the one that came first is evicted when new ones need room.
-What may not be evicted then, a lease or a pin say, moves. A stop leaves nothing in memory.
+What moves to its drive: a block that was used a second time, also one that was asked for before it
+was stored (``Heat.put``), one that a hint retains, and one that the gate finds worth it (gate.py).
+Of all others the one that came first is evicted when new ones need room. What may not be evicted
+then, a lease or a pin say, moves. A stop leaves nothing in memory.
 """
 
 import math
@@ -11,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from kvfs.core.changed import Reason
+from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.moves import Moves
 from kvfs.engine.blocks.outgrown import Outgrown
@@ -66,13 +68,15 @@ class ProbationEnds:
 
     def _prove(self, memory: MemoryFiles) -> None:
         """Look at some blocks, and order the moves of those that are proven."""
-        touches = self._pool.rules.heat.touches
+        heat = self._pool.rules.heat
+        touches = heat.touches
         if not self._left:
             self._left = list(memory.inos())
             self._left.reverse()  # those that came first are looked at first
         looks, self._left = self._left[-_LOOKS_A_TICK:], self._left[:-_LOOKS_A_TICK]
         for ino in looks:
-            if touches(ino) >= _PROVEN_TOUCHES and ino in memory:
+            proven = touches(ino) >= _PROVEN_TOUCHES or heat.held_as(ino, Rank.RETAINED)
+            if proven and ino in memory:
                 self.moves.order(ino)
 
     def _make_room(self, probation: Probation) -> None:

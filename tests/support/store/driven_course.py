@@ -39,6 +39,11 @@ class Course:
     # ---- chores: the tick does them all, and a test one of them ----
 
     tick = At(lambda engine: engine.run_due)
+    judge = At(lambda engine: engine.gate.run_due)
+    judges_by = At(lambda engine: engine.pool.rules.heat.policy)
+    #: How many new blocks were worth a write, and how many were not.
+    admitted = At(lambda engine: engine.gate.admitted)
+    turned_away = At(lambda engine: engine.gate.turned_away)
     evict_by_command = At(lambda engine: engine.reclaim.evict_these)
     open_final = At(lambda engine: engine.pool.durable.final_bytes.open)
     close_final = At(lambda engine: engine.pool.durable.final_bytes.close)

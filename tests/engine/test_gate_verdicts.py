@@ -1,0 +1,95 @@
+"""The gate judges what is stored: what is worth it moves to its drive, the rest goes first."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from kvfs.core.admission import MountedGate
+from kvfs.core.types import ROOT_INODE, InodeNo
+from tests.support.store.probation_host import ROOM_BYTES, content, publish
+from tests.support.store.stores import Host, assert_exact, get, host, put
+
+pytestmark = pytest.mark.usefixtures("caplog")
+
+#: Blocks that the pool has before the gate learns.
+HELD = 24
+#: By how much each burst ends later than the one before, and than the clock says.
+_LATER_S = itertools.count(100, 100)
+#: Names that nobody asks for twice.
+ONCE = 2000
+
+
+@pytest.fixture(params=[0, ROOM_BYTES], ids=["no memory", "memory"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with host() as made:
+        made.settings = dataclasses.replace(made.settings, eviction="gate")
+        made.give_memory(request.param)
+        made.start_outliving()
+        put(made.store, ROOT_INODE, b"first", content(99))
+        try:
+            yield made
+        finally:
+            made.forget_outliving()
+
+
+def judge(pool: Host) -> None:
+    """Let the burst end, and be judged; what is worth it moves."""
+    later_s = pool.store.now_s() + next(_LATER_S)
+    pool.store.tick_heat(later_s)
+    pool.store.judge(later_s)
+    pool.store.tick()
+    for _ in range(8):  # each may let the next one wait
+        pool.store.begin_moves()
+        pool.store.drain()
+
+
+def learn(pool: Host) -> None:
+    """Let the gate see many names that nobody asks for again."""
+    for at in range(HELD):
+        publish(pool, b"held%d" % at, content(at))
+    judge(pool)
+    gate = pool.store.judges_by
+    assert isinstance(gate, MountedGate)
+    for at in range(ONCE):
+        gate.judge([at * 2_654_435_761 % 2**32], [0])
+    assert gate.threshold > 0
+
+
+def store_new(pool: Host) -> InodeNo:
+    """Store one block; several would not be in one burst of so small a pool."""
+    return publish(pool, b"new", content(1))
+
+
+def test_while_nothing_is_known_all_is_worth_a_write(pool: Host) -> None:
+    ino = store_new(pool)
+    judge(pool)
+    assert pool.store.admitted > 0
+    assert pool.store.turned_away == 0
+    assert not pool.in_memory(ino).exists()
+    assert get(pool.store, ROOT_INODE, b"new") == content(1)
+
+
+def test_what_is_not_worth_it_stays_in_memory_and_goes_first(pool: Host) -> None:
+    learn(pool)
+    ino = store_new(pool)
+    judge(pool)
+    assert pool.store.turned_away == 1
+    assert pool.in_memory(ino).exists() == bool(pool.settings.probation_bytes)
+    pool.store.evict(len(content(1)))
+    assert pool.store.name_row(ROOT_INODE, b"new") is None
+    assert get(pool.store, ROOT_INODE, b"first") == content(99)
+    assert_exact(pool)
+
+
+def test_a_second_use_moves_what_was_turned_away(pool: Host) -> None:
+    learn(pool)
+    ino = store_new(pool)
+    judge(pool)
+    get(pool.store, ROOT_INODE, b"new")
+    judge(pool)
+    assert not pool.in_memory(ino).exists()
+    pool.store.evict(len(content(1)))
+    assert get(pool.store, ROOT_INODE, b"new") == content(1), "it was used, and others were not"
+    assert_exact(pool)
