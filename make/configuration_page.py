@@ -129,6 +129,10 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "([probation.md](probation.md)); 0: all are written at once",
             "a few GiB, where most blocks are never asked for and writes wear the drive out",
         ),
+        "prefetch": Words(
+            "learned: the blocks that followed the one that is opened are read into memory ahead",
+            "learned, if `kvfs status` then shows more blocks of `prefetch` used than wasted",
+        ),
         "lease_max": Words(
             "largest share of the capacity under leases of living processes",
             "lower, if blocks that are renamed are large beside 4 % of the capacity",

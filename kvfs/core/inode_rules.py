@@ -107,6 +107,13 @@ def rights_of(record: InodeRecord, uid: int, gids: Collection[int]) -> int:
     return (record.mode >> 3 if record.gid in gids else record.mode) & 0o7
 
 
+def surely_may(record: InodeRecord, uid: int, right: int) -> bool:
+    """Whether *uid* has *right* (4, 2 or 1) on *record*, whatever its groups are."""
+    if uid in (0, record.uid):
+        return uid == 0 or bool(record.mode >> 6 & right)
+    return bool(record.mode >> 3 & record.mode & right)
+
+
 def refuse_mismatch(record: InodeRecord, replaced: InodeRecord) -> None:
     """Raise unless *record* may take *replaced*'s place (rename(2))."""
     if stat.S_ISDIR(replaced.mode):

@@ -223,6 +223,11 @@ class Settings:
         low=0,
         high=TIB,
     )
+    prefetch: str = setting(
+        "off",
+        "whether it pays is not measured yet, and depends on the load (docs/eviction.md)",
+        choices=("off", "learned"),
+    )
     notifications: bool = setting(
         True, "evicted names leave the kernel's cache; off only to show that nothing depends on it"
     )

@@ -38,6 +38,7 @@ from kvfs.engine.eviction.space_figures import (
 )
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.read_ahead import ReadAhead
 from kvfs.engine.recovery.lost_drives import LostDrives, LostNames
 from kvfs.engine.recovery.rebuild import Progress
 from kvfs.engine.recovery.reconcile import Reconcile
@@ -132,6 +133,7 @@ class Store:
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing, lost_drives)
         self.sweep, self._fetch_ahead = Sweep(self.pool), FetchAhead(self.pool)
         self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
+        self.read_ahead = ReadAhead.wanted(pool)
         self._index_growth = IndexGrowth(self.pool, self.allocator)
         lost_drives.give_up_missing()
         self._chores = self._list_chores()
@@ -181,6 +183,7 @@ class Store:
             pool.figures.run_due,
             *(wear.run_due for wear in self.device_wears),
             lambda _: self._fetch_ahead.run_due(),
+            *((self.read_ahead.run_due,) if self.read_ahead is not None else ()),
             self._sweep_on,
             self.durable_pass.run_due,
             lambda _: pool.space.strays.run_due(pool.age_ns()),
@@ -342,7 +345,7 @@ class Store:
             "old_version_bytes": self.blocks.truncating.old_version_bytes,
             **reclaim_figures(self.pool, self.reclaim, self.watch),
             "together": unit_figures(self.pool, self.reclaim.units),
-            "hints": hint_figures(self.pool),
+            **hint_figures(self.pool),
             "probation": self.probation_ends.describe(),
             "gate": self.gate.describe(),
             "held_by": self.pool.figures.held.shown(),

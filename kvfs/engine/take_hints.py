@@ -10,6 +10,7 @@ read.
 """
 
 import contextlib
+import functools
 import glob
 import os
 import stat
@@ -19,11 +20,12 @@ from typing import Final
 
 from kvfs.core.errors import Damaged, KvfsError, PathMissing
 from kvfs.core.hints import BLOCKS_MAX, Do, HintBatch, HintClient, TakenHints, ToldHint
-from kvfs.core.inode_rules import Ascent, rights_of
+from kvfs.core.inode_rules import rights_of
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.names.named import STEP, Named, files_below, find, named
 from kvfs.engine.names.namespace import Namespace
+from kvfs.engine.names.reach import reaches
 from kvfs.pool.pool import Pool
 from kvfs.storage.background import Aside
 from kvfs.storage.heat_columns import ALWAYS_S, Told
@@ -171,7 +173,9 @@ class TakeHints:
         if record is None or not stat.S_ISREG(record.mode) or record.state not in SETTLED:
             done.unknown += 1
             return
-        if not (_may(client, record, _WRITE) and self._reaches(client, record.parent, searched)):
+        may_search = functools.partial(_may, client, right=_SEARCH)
+        is_reached = reaches(pool.index, record.parent, may_search, searched)
+        if not (is_reached and _may(client, record, _WRITE)):
             done.refused += 1
             return
         if hint.do is Do.FETCH:
@@ -192,26 +196,6 @@ class TakeHints:
         if hint.do is Do.DEMOTE:
             return ranks.tell(ino, record, Told.DEMOTE, until_s=until_s)
         return ranks.tell(ino, record, Told.RETAIN, priority=hint.priority, until_s=until_s)
-
-    def _reaches(
-        self, client: HintClient, directory: InodeNo, searched: dict[InodeNo, bool]
-    ) -> bool:
-        """Whether *client* may search *directory* and all above it, but for the root's parents."""
-        above, ascent, passed = directory, Ascent(), list[InodeNo]()
-        is_open = True
-        while is_open and above not in searched and ascent.goes_on(above):
-            try:
-                record = self._pool.index.inode(above)
-            except Damaged:
-                record = None
-            if record is None:
-                return False
-            passed.append(above)
-            is_open = _may(client, record, _SEARCH)
-            above = record.parent
-        is_open = is_open and searched.get(above, False)
-        searched.update(dict.fromkeys(passed[:1], is_open))
-        return is_open
 
 
 def _may(client: HintClient, record: InodeRecord, right: int) -> bool:

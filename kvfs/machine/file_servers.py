@@ -34,6 +34,12 @@ def is_kernel_thread(status: bytes) -> bool:
     return b"\nPPid:\t2\n" in status and b"\nVmSize:" not in status
 
 
+def tgid_of(status: bytes) -> int:
+    """Return the process of the thread with this *status*; 0 if it does not say."""
+    start = status.find(b"\nTgid:\t")
+    return 0 if start < 0 else int(status[start + 7 : status.find(b"\n", start + 1)])
+
+
 class FileServers:
     """Which threads belong to file servers."""
 
@@ -49,6 +55,8 @@ class FileServers:
         self.others: Final = {0}
         #: Threads that belong to one.
         self.servers: Final[set[int]] = set()
+        #: The processes of threads that are not their first.
+        self.leaders: Final[dict[int, int]] = {}
         self._others_since_s = 0.0
 
     def have(self, tid: int, now_s: float) -> bool:
@@ -65,6 +73,8 @@ class FileServers:
         if not status:
             return False
         found = is_kernel_thread(status) or self._is_program(tid, status)
+        if (tgid := tgid_of(status)) != tid:
+            self.leaders[tid] = tgid
         self._threads[tid] = (now_s, found)
         self._threads.move_to_end(tid)
         if len(self._threads) > THREADS_MAX:
@@ -79,13 +89,13 @@ class FileServers:
             # All at once: a thread that stays in ``_threads`` would not be put into a set again.
             self._threads.clear()
             self.servers.clear()
+            self.leaders.clear()
             self.others.clear()
             self.others.add(0)
 
     def _is_program(self, tid: int, status: bytes) -> bool:
-        start = status.find(b"\nTgid:\t")
-        if start < 0:
+        tgid = tgid_of(status)
+        if not tgid:
             return False
-        tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
         leader = status if tgid == tid else status_of(tgid, self._open)
         return leader[len(b"Name:\t") : leader.find(b"\n")] in self._comms

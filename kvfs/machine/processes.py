@@ -16,7 +16,13 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from kvfs.core.shown_names import printable
-from kvfs.machine.file_servers import BELIEVED_S, THREADS_MAX, FileServers, is_kernel_thread
+from kvfs.machine.file_servers import (
+    BELIEVED_S,
+    THREADS_MAX,
+    FileServers,
+    is_kernel_thread,
+    tgid_of,
+)
 from kvfs.machine.process_ends import (
     Fate,
     fate_without_memory,
@@ -168,10 +174,9 @@ class Processes:
         status = status_of(tid, self._open)
         if self.servers.learn(tid, status, now_s):
             return SERVER
-        start = status.find(b"\nTgid:\t")
-        if start < 0:
+        tgid = tgid_of(status)
+        if not tgid:
             raise ProcessLookupError
-        tgid = int(status[start + 7 : status.find(b"\n", start + 1)])
         pidfd = self._open_pidfd(tgid)
         maker = Maker(tgid, self._birth(pidfd))
         if maker in self._pidfds or len(self._pidfds) >= min(_PROCESSES_MAX, watched_max()):

@@ -17,6 +17,7 @@ from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.durable.index_log import IndexLog
 from kvfs.pool.durable.not_durable import UndurableBlocks
+from kvfs.pool.open.learned_chains import LearnedChains
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.placement import Placement
@@ -209,16 +210,18 @@ class OpenParts:
     placement: Placement
     #: None: nothing is in memory, and nothing comes.
     probation: Probation | None
+    #: None: nothing is read ahead of its use.
+    chains: LearnedChains | None
 
     def has_in_memory(self, ino: InodeNo) -> bool:
         """Whether *ino*'s bytes are in memory alone."""
         return self.probation is not None and ino in self.probation
 
     @property
-    def followers(self) -> list[Placement | Probation]:
-        """Those of them that follow the index, where there is more than one place for a block."""
+    def followers(self) -> list[Placement | Probation | LearnedChains]:
+        """Those of them that follow the index: the first two where a block has several places."""
         several = [self.placement] if self.ready.queues.all[1:] else []
-        return [*several, *([self.probation] if self.probation is not None else [])]
+        return [*several, *(each for each in (self.probation, self.chains) if each is not None)]
 
 
 def open_parts(
@@ -240,7 +243,11 @@ def open_parts(
     if extents.memory is not None and not settings.read_only:
         most_bytes = settings.probation_bytes
         probation = Probation(extents.memory, extents, numbers, background, inodes, most_bytes)
-    return OpenParts(inodes, OpenNotes(notes), ready, Placement(drives, ready), probation)
+    learns = settings.prefetch == "learned" and not settings.read_only
+    return OpenParts(
+        *(inodes, OpenNotes(notes), ready, Placement(drives, ready), probation),
+        LearnedChains() if learns else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -197,5 +197,7 @@ class DriveThreads:
         self.asks: Final = DeviceThread("kvfs-asks", failed, threads=ASKS_MAX)
         #: Reads and writes for clients, on the daemon path.
         self.transfers: Final = DeviceThread("kvfs-io", failed, threads=io_threads)
+        #: Has the kernel read what a client will ask for next.
+        self.ahead: Final = DeviceThread("kvfs-ahead", failed, gathers=True)
         #: In the order in which they begin; they end in the other.
-        self.all: Final = (self.device, self.asks, self.transfers)
+        self.all: Final = (self.device, self.asks, self.transfers, self.ahead)

@@ -99,16 +99,16 @@ class Files:
 
     def _open_to_read(self, ino: InodeNo, flags: int) -> tuple[HandleNo, Grant]:
         served = self._makers.servers.have(self.thread(), time.monotonic())
-        readers, (uid, _, _, request) = self.readers, self.request.present
+        readers, (uid, _, tid, request) = self.readers, self.request.present
         enter = readers.enter_served if served else readers.enter
-        shared = enter(ino, flags, request, uid)
+        shared = enter(ino, flags, request, uid, tid)
         if shared is not None:
             return shared.handle.fh, shared.grant
         self._admission.require_reader(served=served, costs_one=self._port.path.holds_readers)
         self._port.path.prepare(ino)
         opened = self.store.blocks.open_to_read(ino, served=served)
         fh, grant = self._granted(opened, flags, writer=False, served=served)
-        readers.share(self.handles.get(fh), grant, uid)
+        readers.share(self.handles.get(fh), grant, uid, tid)
         return fh, grant
 
     async def settle_rewrite(self, fh: HandleNo, aside: AboutToWait | None = None) -> None:

@@ -92,7 +92,8 @@ class KernelPort:
         self.store = start(self)
         pool, ids_max = self.store.pool, settings.backing_ids_max
         self.readers = SharedHandles(
-            *(pool, handles, ids_max, self.store.blocks.served), self.store.namespace.proofs
+            *(pool, handles, ids_max, self.store.blocks.served),
+            *(self.store.namespace.proofs, self.store.read_ahead),
         )
         self.held = HeldShares(
             *(pool.space.accounts, handles, pool.rules.leases, pool.rules.heat),

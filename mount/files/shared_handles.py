@@ -16,6 +16,7 @@ from kvfs.core.reuse import NOT_FOLLOWED
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.engine.blocks.served import Served
 from kvfs.engine.names.namespace import Proofs
+from kvfs.engine.read_ahead import ReadAhead
 from kvfs.pool.departures import RecentlyRemoved
 from kvfs.pool.figures.cache_figures import CacheFigures
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
@@ -74,6 +75,8 @@ class Known(NamedTuple):
     removed: RecentlyRemoved
     proofs: Proofs
     attributes_head: bytearray
+    #: What is told of each open of a client, with its size in bytes, flags, uid and thread.
+    opened: Callable[[InodeNo, int, int, int, int], None] | None
     not_followed: int = NOT_FOLLOWED
 
 
@@ -84,15 +87,25 @@ class SharedHandles:
     """
 
     def __init__(
-        self, pool: Pool, handles: Handles, most: int, served: Served, proofs: Proofs
+        self,
+        pool: Pool,
+        handles: Handles,
+        most: int,
+        served: Served,
+        proofs: Proofs,
+        ahead: ReadAhead | None = None,
     ) -> None:
-        """Share the handles of at most *most* inodes; *served* counts file servers' opens."""
+        """Share the handles of at most *most* inodes; *served* counts file servers' opens.
+
+        *ahead* is told of those of others.
+        """
         self._pool: Final = pool
         self._served: Final = served
         self._handles: Final = handles
         self._most: Final = most
         self._loaded: Final = pool.figures.reuse.loaded
         self._proofs: Final = proofs
+        self._opened: Final = None if ahead is None else ahead.opened
         #: What begins an answer with attributes that the kernel may keep: for how long.
         self.attributes_head: Final = bytearray(ATTR_OUT_HEAD.size)
         #: Ids of threads of no file server, and of threads of one: their opens are counted apart.
@@ -118,10 +131,11 @@ class SharedHandles:
             pool.departures.removed,
             self._proofs,
             self.attributes_head,
+            self._opened,
         )
 
-    def enter(self, ino: InodeNo, flags: int, request: int, uid: int) -> Shared | None:
-        """Count *request* of *uid* as a reader on the shared handle of *ino* for *flags*.
+    def enter(self, ino: InodeNo, flags: int, request: int, uid: int, tid: int) -> Shared | None:
+        """Count *request* of *uid*'s thread *tid* as a reader on *ino*'s shared handle for *flags*.
 
         *flags* are those of open(2). Returns None if there is no such handle. Raises OSError, and
         counts nothing, if the index cannot be read.
@@ -134,11 +148,15 @@ class SharedHandles:
         same = pool.index.still(shared.key, shared.record) or self._is_equal(shared)
         if same and pool.open.inodes.enter_again(shared.opened):
             self._count(ino, shared, request)
+            if self._opened is not None:
+                self._opened(ino, shared.size_bytes, flags, uid, tid)
             return shared
         self.forget(ino)
         return None
 
-    def enter_served(self, ino: InodeNo, flags: int, request: int, _uid: int) -> Shared | None:
+    def enter_served(
+        self, ino: InodeNo, flags: int, request: int, _uid: int, _tid: int
+    ) -> Shared | None:
         """Do the same for a file server, on the handle that servers share, for all their users.
 
         None beyond what servers may have open on passthrough, and while one of them may write.
@@ -180,14 +198,16 @@ class SharedHandles:
         shared.record = record
         return True
 
-    def share(self, handle: Handle, grant: Grant, uid: int) -> None:
-        """Share *handle*, which *uid* has just opened to read, with its next opens.
+    def share(self, handle: Handle, grant: Grant, uid: int, tid: int) -> None:
+        """Share *handle*, which *uid*'s thread *tid* has just opened to read, with its next opens.
 
         Only if its block is whole. File servers share one with each other. Not if the block has a
         timed lease (leases.py), which starts anew with each open.
         """
         opened = handle.opened
         record = self._pool.index.inode_or_miss(opened.ino)
+        if record is not None and self._opened is not None and not handle.served:
+            self._opened(opened.ino, record.size_bytes, handle.flags, uid, tid)
         if record is None or opened.writers or opened.through_daemon or opened.gone is not None:
             return
         if opened.quiet_writers:

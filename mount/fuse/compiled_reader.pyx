@@ -145,7 +145,7 @@ cdef class CompiledReader:
     cdef dict _shared, _parked
     cdef list _parts
     cdef Py_ssize_t _most
-    cdef object _records, _inodes, _heat, _handles, _loaded, _not_followed
+    cdef object _records, _inodes, _heat, _handles, _loaded, _not_followed, _opened
     cdef View _memory, _ino, _touched, _touches, _name_hash
     cdef list _part_views
     # Of Attributes: the same objects for ever.
@@ -176,6 +176,7 @@ cdef class CompiledReader:
         self._inodes, self._parked, self._records = known.inodes, known.inodes.parked, known.records
         self._handles, self._heat = known.handles, known.heat
         self._loaded, self._not_followed = known.loaded, known.not_followed
+        self._opened = known.opened
         self._parts = known.heat._table._parts
         self._part_views = [View() for _ in range(PARTS)]
         self._memory, self._ino, self._touched = View(), View(), View()
@@ -380,7 +381,7 @@ cdef class CompiledReader:
         cdef PyObject *found
         if tid not in self._others:
             if tid in self._servers:
-                return self._readers.enter_served(number, flags, unique, uid)
+                return self._readers.enter_served(number, flags, unique, uid, tid)
             return None
         found = PyDict_GetItemWithError(self._shared, number)
         if found is NULL:
@@ -392,14 +393,14 @@ cdef class CompiledReader:
         opened = shared.opened
         # Atomic: no checkpoint, and no other thread, from here until the handle is counted.
         if PyDict_GetItemWithError(self._records, shared.key) != <PyObject *>shared.record:
-            return self._readers.enter(number, flags, unique, uid)
+            return self._readers.enter(number, flags, unique, uid, tid)
         if PyDict_GetItemWithError(self._parked, number) == <PyObject *>opened:
             del self._parked[number]
             self._inodes[number] = opened
         elif (
             PyDict_GetItemWithError(self._inodes, number) != <PyObject *>opened or opened.writers
         ):
-            return self._readers.enter(number, flags, unique, uid)
+            return self._readers.enter(number, flags, unique, uid, tid)
         opened.readers += 1
         # As SharedHandles._count.
         self._touch(ino)
@@ -410,6 +411,8 @@ cdef class CompiledReader:
         followed = shared.followed
         if followed != self._not_followed:
             self._loaded(followed)
+        if self._opened is not None:
+            self._opened(number, shared.size_bytes, flags, uid, tid)
         self.native += 1
         return shared
 

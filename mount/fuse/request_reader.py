@@ -135,10 +135,14 @@ class KnownReaders(Protocol):
     def servers(self) -> Container[int]:
         """Ids of threads that belong to one. Opens by all other threads are not answered here."""
 
-    def enter(self, ino: "InodeNo", flags: int, request: int, uid: int, /) -> _Told | None:
-        """Count an open of *ino* by *request* of *uid*; None if that cannot be granted here."""
+    def enter(
+        self, ino: "InodeNo", flags: int, request: int, uid: int, tid: int, /
+    ) -> _Told | None:
+        """Count an open of *ino* by *request* of *uid*'s *tid*; None if others must grant it."""
 
-    def enter_served(self, ino: "InodeNo", flags: int, request: int, uid: int, /) -> _Told | None:
+    def enter_served(
+        self, ino: "InodeNo", flags: int, request: int, uid: int, tid: int, /
+    ) -> _Told | None:
         """Do the same for a file server."""
 
     def leave(self, ino: "InodeNo", fh: int, request: int, /) -> bool:
@@ -243,9 +247,11 @@ class RequestReader:
                 if code == _OPEN:
                     shared = None
                     if tid in others:
-                        shared = readers.enter(nodeid, argument & _FLAGS_MASK, unique, uid)
+                        flags = argument & _FLAGS_MASK
+                        shared = readers.enter(nodeid, flags, unique, uid, tid)
                     elif tid in servers:
-                        shared = readers.enter_served(nodeid, argument & _FLAGS_MASK, unique, uid)
+                        flags = argument & _FLAGS_MASK
+                        shared = readers.enter_served(nodeid, flags, unique, uid, tid)
                     if shared is not None:
                         answer = OUT_HEADER.pack(_OPENED_BYTES, 0, unique) + shared.told
                         self._last_code = LOADS

@@ -106,10 +106,10 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
     readers = SharedHandles(engine.pool, handles, 64, engine.blocks.served, engine.namespace.proofs)
     ino = engine.namespace.lookup(ROOT_INODE, b"1.data")
     handle = handles.open(HandleKind.READER, 0, engine.blocks.open_to_read(ino), NO_BACKING)
-    readers.share(handle, Grant(0, NO_BACKING), 0)
+    readers.share(handle, Grant(0, NO_BACKING), 0, 0)
 
     def load() -> None:
-        readers.enter(ino, 0, NO_REQUEST, 0)
+        readers.enter(ino, 0, NO_REQUEST, 0, 0)
         readers.leave(ino, handle.fh, NO_REQUEST)
 
     return {"store": counted, "open-close": {"with_us": round(cpu_us(load, OPENS), 2)}}

@@ -8,6 +8,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvfs.core.account import TenantId
+from kvfs.core.blocks_ahead import BlocksAhead
+from kvfs.core.chains import LINK_BYTES
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.sizes import format_size
@@ -250,15 +252,28 @@ def holder(pool: Pool) -> tuple[str, int]:
     return path_of(pool.index, most), held[most]
 
 
-def hint_figures(pool: Pool) -> dict[str, int]:
-    """Return what hints keep now (bytes), and what became of them since the start (counts)."""
-    counts = pool.rules.hints.counts
+def hint_figures(pool: Pool) -> dict[str, dict[str, int]]:
+    """Return what hints and chains do: bytes now, and counts since the start."""
+    counts, ahead, links = pool.rules.hints.counts, BlocksAhead(), 0
+    if (chains := pool.open.chains) is not None:
+        ahead, links = chains.ahead, chains.links.links
     return {
-        "retained_bytes": pool.rules.heat.held_bytes[Rank.RETAINED],
-        "taken": counts.taken,
-        "clipped": counts.clipped,
-        "unknown": counts.unknown,
-        "refused": counts.refused,
-        "fetched": counts.fetched,
-        "kept_hits": pool.rules.heat.kept_hits,
+        "hints": {
+            "retained_bytes": pool.rules.heat.held_bytes[Rank.RETAINED],
+            "taken": counts.taken,
+            "clipped": counts.clipped,
+            "unknown": counts.unknown,
+            "refused": counts.refused,
+            "fetched": counts.fetched,
+            "kept_hits": pool.rules.heat.kept_hits,
+        },
+        "prefetch": {
+            "links": links,
+            "link_bytes": links * LINK_BYTES,
+            "read": ahead.read,
+            "read_bytes": ahead.read_bytes,
+            "used": ahead.used,
+            "wasted": ahead.wasted,
+            "cached": ahead.cached,
+        },
     }

@@ -67,6 +67,9 @@ def driven(
     )
     # What the machine lacks decides nothing in a test.
     store.probation_ends._pressure = lambda: 0.0
+    if store.read_ahead is not None:
+        store.read_ahead._pressure = lambda: 0.0
+        store.read_ahead._is_slow = lambda _: False
     if handles is not None:
         store.take_over(handles)
     return Driven(store)

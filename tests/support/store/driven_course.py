@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvfs.core.account import Accounts
+from kvfs.core.blocks_ahead import UNUSED_S
 from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.engine.by_command import EvictionOrder, EvictionProgress, carry_out
 from kvfs.engine.names.named import Named
@@ -92,6 +93,28 @@ class Course:
             ends._adapted_s = float("-inf")
             self.engine.run_due()
             self.engine.pool.background.drain()
+
+    def lack_memory(self, waited_share: float) -> None:
+        """Let something wait for memory for such a share of the time; reading ahead learns it."""
+        ahead = self.engine.read_ahead
+        assert ahead is not None
+        ahead._pressure = lambda: waited_share
+        ahead._adapted_s = float("-inf")
+        self.engine.run_due()
+
+    def let_unused_expire(self) -> None:
+        """Let so much time pass that what was read ahead and not used counts as wasted."""
+        ahead = self.engine.read_ahead
+        assert ahead is not None
+        ahead.run_due(self.engine.pool.monotonic_s() + UNUSED_S)
+
+    def slow_down(self, took_s: float) -> None:
+        """Let each drive have taken so long for the last probe, and reading ahead mind it."""
+        ahead = self.engine.read_ahead
+        assert ahead is not None
+        ahead._is_slow = lambda probe: probe.is_slow
+        for probe in self.engine.pool.space.probes.all:
+            probe.took_s = took_s
 
     def copy_only(self, ino: InodeNo, *, counts: bool = False) -> None:
         """Copy *ino*, which is in memory, as a server does that is killed then.

@@ -66,6 +66,21 @@ class Requests:
     begin_allocation = At(lambda engine: engine.blocks.allocations.begin)
     end_allocation = At(lambda engine: engine.blocks.allocations.end)
 
+    def load(self, ino: InodeNo, *, uid: int = 0, thread: int = 1, flags: int = 0) -> None:
+        """Open block *ino* to read and close it, with an idle moment between the two."""
+        opened = self.open_to_load(ino, uid=uid, thread=thread, flags=flags)
+        while self.engine.pool.background.run_one():
+            pass
+        self.engine.blocks.close(opened, writer=False)
+
+    def open_to_load(self, ino: InodeNo, *, uid: int, thread: int, flags: int = 0) -> OpenInode:
+        """Open block *ino* to read, as the mount does, which tells what reads ahead."""
+        blocks, ahead = self.engine.blocks, self.engine.read_ahead
+        opened = blocks.open_to_read(ino)
+        if ahead is not None:
+            ahead.opened(ino, blocks.present(ino).size_bytes, flags, uid, thread)
+        return opened
+
     def last_flush(
         self,
         opened: OpenInode | None,
