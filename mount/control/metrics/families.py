@@ -6,100 +6,11 @@ for counters. docs/metrics.md lists the same table for a reader.
 
 from typing import Final
 
+from mount.control.metrics.cache_families import CACHE_FAMILIES
 from mount.control.metrics.family import Family
 from mount.control.metrics.family import counter as _counter
 from mount.control.metrics.family import gauge as _gauge
 from mount.control.metrics.family import histogram as _histogram
-
-_OF_A_DIRECTORY: Final = "cache.directories.*"
-_OF_A_MODEL: Final = "cache.models.*"
-_OF_AN_AGE: Final = "cache.tier_behind.ages.*"
-
-_CACHE: Final = (
-    _counter("hits", f"{_OF_A_DIRECTORY}.hits", "Blocks opened to be read", "directory"),
-    _counter("misses", f"{_OF_A_DIRECTORY}.misses", "Lookups that found nothing", "directory"),
-    _counter(
-        "loaded_bytes", f"{_OF_A_DIRECTORY}.loaded_bytes", "Sizes of blocks opened", "directory"
-    ),
-    _counter(
-        "stored_blocks", f"{_OF_A_DIRECTORY}.stored_blocks", "Blocks that became whole", "directory"
-    ),
-    _counter("stored_bytes", f"{_OF_A_DIRECTORY}.stored_bytes", "What they hold", "directory"),
-    _counter(
-        "directory_evicted_blocks",
-        f"{_OF_A_DIRECTORY}.evicted_blocks",
-        "Blocks evicted from there",
-        "directory",
-    ),
-    _counter(
-        "directory_evicted_bytes",
-        f"{_OF_A_DIRECTORY}.evicted_bytes",
-        "Freed by evicting from there",
-        "directory",
-    ),
-    _counter("evicted_blocks", "cache.evicted.*.blocks", "Blocks evicted", "reason"),
-    _counter("evicted_bytes", "cache.evicted.*.bytes", "Freed by eviction", "reason"),
-    _counter("model_hits", f"{_OF_A_MODEL}.hits", "Blocks of the model opened", "model"),
-    _counter("model_misses", f"{_OF_A_MODEL}.misses", "Lookups that found nothing", "model"),
-    _counter("model_loaded_bytes", f"{_OF_A_MODEL}.loaded_bytes", "Sizes of them", "model"),
-    _counter("model_stored_blocks", f"{_OF_A_MODEL}.stored_blocks", "Blocks stored", "model"),
-    _counter("model_stored_bytes", f"{_OF_A_MODEL}.stored_bytes", "What they hold", "model"),
-    _counter("model_evicted_blocks", f"{_OF_A_MODEL}.evicted_blocks", "Blocks evicted", "model"),
-    _counter("model_evicted_bytes", f"{_OF_A_MODEL}.evicted_bytes", "Freed by that", "model"),
-    _gauge(
-        "age_at_eviction_seconds",
-        "cache.age_at_eviction.*",
-        "Time since the last use of evicted blocks: p10, p50 and p90",
-        "percentile",
-    ),
-    _gauge(
-        "missed_after_eviction_seconds",
-        "cache.missed_after_eviction.*",
-        "From an eviction to the next miss of that name: p10, p50 and p90",
-        "percentile",
-    ),
-    _counter(
-        "returned_misses",
-        f"{_OF_AN_AGE}.missed",
-        "Lookups that missed only because the block was evicted here, so long ago or less",
-        "age",
-    ),
-    _counter(
-        "returned_stores",
-        f"{_OF_AN_AGE}.stored_again",
-        "Evicted blocks that were stored again, and not looked up",
-        "age",
-    ),
-    _counter(
-        "returned_bytes",
-        f"{_OF_AN_AGE}.read_bytes",
-        "What both hold: to be read from a tier behind",
-        "age",
-    ),
-    _gauge(
-        "tier_behind_bytes",
-        f"{_OF_AN_AGE}.held_bytes",
-        "What a tier would hold that keeps evicted blocks for so long",
-        "age",
-    ),
-    _gauge(
-        "predicted_hit_ratio",
-        "cache.curve.*.hit_rate",
-        "Hit rate that a pool of so many times the size would have had",
-        "factor",
-    ),
-    _counter(
-        "device_written_bytes",
-        "cache.device.written_bytes",
-        "Written to the block device below the pool, by whomever",
-    ),
-    _gauge(
-        "device_endurance_left_ratio",
-        "cache.device.endurance_left",
-        "What is left of the writes that the drive's maker promises",
-    ),
-    _gauge("uptime_seconds", "cache.uptime_s", "Since the server started"),
-)
 
 _LATENCY: Final = (
     _histogram(
@@ -138,6 +49,7 @@ _SPACE: Final = (
     _gauge("probation_blocks", "probation.blocks", "New blocks that are in memory alone"),
     _gauge("probation_bytes", "probation.bytes", "What they hold: lost with the machine"),
     _gauge("probation_room_bytes", "probation.room_bytes", "How much they may hold now"),
+    _gauge("gate_threshold", "gate.threshold", "Hits that a new block must be worth"),
     _gauge("retained_bytes", "hints.retained_bytes", "Kept longer by hints; may be evicted"),
     _gauge("prefetch_links", "prefetch.links", "Blocks of which it is known what follows"),
     _gauge("prefetch_link_bytes", "prefetch.link_bytes", "Memory that this takes"),
@@ -195,6 +107,9 @@ _WORK: Final = (
     _counter("probation_moved", "probation.moved", "Blocks that were moved to their drive"),
     _counter("probation_moved_bytes", "probation.moved_bytes", "What they held"),
     _counter("probation_dropped", "probation.dropped", "Blocks evicted from memory"),
+    _counter("probation_refused", "probation.refused", "Blocks that memory had no room for"),
+    _counter("gate_admitted", "gate.admitted", "New blocks that were worth a write"),
+    _counter("gate_turned_away", "gate.turned_away", "New blocks that were not worth one"),
     _counter("hints_taken", "hints.taken", "Blocks that were hinted by the hints socket"),
     _counter("hints_clipped", "hints.clipped", "Values and numbers beyond a bound of hints"),
     _counter("hints_unknown", "hints.unknown", "Hints for names and sessions of no block"),
@@ -311,7 +226,7 @@ _TROUBLE: Final = (
     _counter("follow_failures", "follow_failures", "Changes that a table could not follow"),
 )
 
-FAMILIES: Final = (*_CACHE, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_DURABILITY, *_TROUBLE)
+FAMILIES: Final = (*CACHE_FAMILIES, *_SPACE, *_BLOCKS, *_LATENCY, *_WORK, *_DURABILITY, *_TROUBLE)
 
 #: The one metric without a meaningful value: its labels are these keys of the status.
 INFO_NAME: Final = "kvfs_mount"
