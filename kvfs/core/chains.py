@@ -14,6 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from kvfs.core.blocks_ahead import BlocksAhead
+from kvfs.core.changed import Changed, Why
 from kvfs.core.types import NO_INODE, InodeNo
 
 #: Two inode numbers and a count.
@@ -121,3 +123,21 @@ class Chains:
 
     def _place(self, ino: InodeNo) -> int:
         return (ino * _SPREAD & _WORD) >> self._shift
+
+
+class LearnedChains:
+    """The chains of one pool, and the blocks read ahead by them.
+
+    In memory only: a restart or a take-over learns anew.
+    """
+
+    follows: Final = frozenset({Why.REOPENED, Why.REPLACED, Why.REMOVED, Why.LOST, Why.EVICTED})
+
+    def __init__(self) -> None:
+        self.links: Final = Chains()
+        self.ahead: Final = BlocksAhead()
+
+    def follow(self, changed: Changed) -> None:
+        """Forget a block that is gone, or is written again."""
+        self.links.drop(changed.ino)
+        self.ahead.drop(changed.ino)

@@ -23,7 +23,7 @@ class Disk(NamedTuple):
     """-1: the machine has one node, or does not say."""
 
 
-class ReadAhead(NamedTuple):
+class ReadAheadSetting(NamedTuple):
     """How far the kernel reads ahead, and the file with the setting."""
 
     size_bytes: int
@@ -157,8 +157,8 @@ class Facts:
     below: Below | None = None
     disks: tuple[Disk, ...] | None = None
     """None: unknown; empty: memory, or a file system without a drive."""
-    device_read_ahead: ReadAhead | None = None
-    fuse_read_ahead: ReadAhead | None = None
+    device_read_ahead: ReadAheadSetting | None = None
+    fuse_read_ahead: ReadAheadSetting | None = None
     xfs: Xfs | None = None
     dirty: Dirty | None = None
     zone_reclaim_mode: int | None = None

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvfs.client.processes_on_mount import service_of
 from kvfs.core.sizes import KIB
-from kvfs.doctor.facts import Cpus, Disk, Limits, ReadAhead, Xfs
+from kvfs.doctor.facts import Cpus, Disk, Limits, ReadAheadSetting, Xfs
 
 _SECTOR: Final = 4096
 #: struct xfs_dsb, big-endian: magic at 0, block size 4, blocks 8, log blocks 96, version 100,
@@ -39,12 +39,12 @@ class Drives:
         top = self._whole(device_number)
         return tuple(self._disk(name) for name in self._bottom(top)) if top else ()
 
-    def read_ahead(self, device_number: int) -> ReadAhead | None:
+    def read_ahead(self, device_number: int) -> ReadAheadSetting | None:
         """Return the read-ahead that a file system on the device uses."""
         top = self._whole(device_number)
         return self._read_ahead(f"block/{top}/queue/read_ahead_kb") if top else None
 
-    def mount_read_ahead(self, device_number: int) -> ReadAhead | None:
+    def mount_read_ahead(self, device_number: int) -> ReadAheadSetting | None:
         """Return the read-ahead of a mount without a drive, such as a FUSE mount."""
         number = f"{os.major(device_number)}:{os.minor(device_number)}"
         return self._read_ahead(f"class/bdi/{number}/read_ahead_kb")
@@ -88,9 +88,9 @@ class Drives:
             int(next((node for node in nodes if node), "-1")),
         )
 
-    def _read_ahead(self, file: str) -> ReadAhead | None:
+    def _read_ahead(self, file: str) -> ReadAheadSetting | None:
         text = self._text(file)
-        return ReadAhead(int(text) * KIB, f"/sys/{file}") if text.isdigit() else None
+        return ReadAheadSetting(int(text) * KIB, f"/sys/{file}") if text.isdigit() else None
 
     def _text(self, file: str) -> str:
         try:

@@ -19,14 +19,14 @@ from typing import Final, NamedTuple, Self
 
 from kvfs.core.account import TenantId
 from kvfs.core.blocks_ahead import BlockAhead, Got
+from kvfs.core.chains import LearnedChains
 from kvfs.core.errors import Damaged
 from kvfs.core.inode_rules import surely_may
 from kvfs.core.lifecycle import FINAL
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.names.reach import reaches
 from kvfs.machine.hardware import memory_pressure
-from kvfs.pool.open.learned_chains import LearnedChains
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.paths import reaches
 from kvfs.pool.space.device_probe import DeviceProbe
 
 #: How far a client is read ahead of: what an NVMe drive reads in some ten milliseconds.

@@ -34,6 +34,7 @@ from kvfs.engine.eviction.space_figures import (
     reclaim_figures,
     state_totals,
     statfs_totals,
+    tree_figures,
     unit_figures,
 )
 from kvfs.engine.eviction.start_scan import StartScan
@@ -331,7 +332,7 @@ class Store:
 
     def describe(self) -> dict[str, Any]:
         """Return the figures `kvfs status` shows, in bytes and counts."""
-        space, counters = self.pool.space.taken, self.pool.counters
+        space = self.pool.space.taken
         return {
             "uuid": self.pool.device.uuid,
             "root": self.attributes.describe_root(),
@@ -355,11 +356,7 @@ class Store:
                 "device": whole_wear(self.device_wears),
             },
             "store_times": self.pool.figures.store_times.shown(),
-            "blocks": counters.blocks,
-            "directories": counters.directories,
-            "symlinks": counters.symlinks,
-            "index_used_bytes": self.pool.index.room.rows_bytes(),
-            "index_map_bytes": self.pool.index.room.map_bytes,
+            **tree_figures(self.pool),
             "open_inodes": len(self.pool.open.inodes),
             "preallocated_extents": self.pool.open.ready.count,
             "preallocated_hits": self.pool.open.ready.hits,

@@ -25,8 +25,8 @@ from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.names.named import STEP, Named, files_below, find, named
 from kvfs.engine.names.namespace import Namespace
-from kvfs.engine.names.reach import reaches
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.paths import reaches
 from kvfs.storage.background import Aside
 from kvfs.storage.heat_columns import ALWAYS_S, Told
 

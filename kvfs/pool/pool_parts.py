@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvfs.core.account import Accounts
+from kvfs.core.chains import LearnedChains
 from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.headroom import Headroom
 from kvfs.core.index_room import NodeShares
@@ -17,7 +18,6 @@ from kvfs.pool.durable.final_bytes import FinalBytes, PoolSync
 from kvfs.pool.durable.identities import Identities
 from kvfs.pool.durable.index_log import IndexLog
 from kvfs.pool.durable.not_durable import UndurableBlocks
-from kvfs.pool.open.learned_chains import LearnedChains
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.open_notes import OpenNotes
 from kvfs.pool.open.placement import Placement

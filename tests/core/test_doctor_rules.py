@@ -9,7 +9,7 @@ import pytest
 
 from kvfs.client.nfs.nfsd import Export
 from kvfs.doctor.examine import RULES, examine
-from kvfs.doctor.facts import Facts, NfsMount, ReadAhead
+from kvfs.doctor.facts import Facts, NfsMount, ReadAheadSetting
 from kvfs.doctor.finding import Finding, Severity
 from tests.support.doctor.ill_exports import nfs
 from tests.support.doctor.ill_mounts import (
@@ -84,7 +84,7 @@ def test_no_limit_for_requests_or_a_long_one_is_fine(timeout_s: int | None) -> N
 
 
 def test_the_mounts_own_read_ahead_does_not_count_with_passthrough() -> None:
-    none = ReadAhead(0, "/sys/class/bdi/0:50/read_ahead_kb")
+    none = ReadAheadSetting(0, "/sys/class/bdi/0:50/read_ahead_kb")
     assert findings_of(replace(HEALTHY, fuse_read_ahead=none)) == []
 
 

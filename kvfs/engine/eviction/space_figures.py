@@ -277,3 +277,14 @@ def hint_figures(pool: Pool) -> dict[str, dict[str, int]]:
             "cached": ahead.cached,
         },
     }
+
+
+def tree_figures(pool: Pool) -> dict[str, int]:
+    """Return how many names of each kind there are, and what the index takes of its room."""
+    return {
+        "blocks": pool.counters.blocks,
+        "directories": pool.counters.directories,
+        "symlinks": pool.counters.symlinks,
+        "index_used_bytes": pool.index.room.rows_bytes(),
+        "index_map_bytes": pool.index.room.map_bytes,
+    }

@@ -1,13 +1,15 @@
-"""Paths below the mountpoint, built from the index, with bounds on length, steps and memory.
+"""Paths below the mountpoint, from the index, with bounds on length, steps and memory.
 
 A client may nest directories to any depth, by creating each relative to a handle. A path longer
 than PATH_MAX_BYTES fits into no system call, so only its end is of use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo
+from kvfs.core.errors import Damaged
+from kvfs.core.inode_rules import Ascent
+from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.storage.index import Index
 
 #: Stands for the directories that are left out of a path that is too long.
@@ -76,3 +78,31 @@ class Paths:
         """Forget all paths, because a directory moved."""
         self._known.clear()
         self._known_bytes = 0
+
+
+def reaches(
+    index: Index,
+    directory: InodeNo,
+    may_search: Callable[[InodeRecord], bool],
+    searched: dict[InodeNo, bool],
+) -> bool:
+    """Whether all from *directory* up may be searched, up to one that was *searched* before.
+
+    Who may reach a directory may search it and all above it (path_resolution(7)). Begin *searched*
+    with the root. It gets what is found of *directory*.
+    """
+    above, ascent, passed = directory, Ascent(), list[InodeNo]()
+    is_open = True
+    while is_open and above not in searched and ascent.goes_on(above):
+        try:
+            record = index.inode(above)
+        except Damaged:
+            record = None
+        if record is None:
+            return False
+        passed.append(above)
+        is_open = may_search(record)
+        above = record.parent
+    is_open = is_open and searched.get(above, False)
+    searched.update(dict.fromkeys(passed[:1], is_open))
+    return is_open

@@ -19,7 +19,7 @@ from kvfs.client.servers import ServerAnswer
 from kvfs.core.errors import NotMounted, NotRoot, SeriousFindings, ServeFailed, UsageError
 from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.examine import RULES
-from kvfs.doctor.facts import Disk, ReadAhead
+from kvfs.doctor.facts import Disk, ReadAheadSetting
 from kvfs.doctor.gather import gather
 from kvfs.doctor.gather_machine import Drives, parse_ranges, xfs_on
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
@@ -348,7 +348,7 @@ def test_drives_of_a_partition_of_a_mirror(tmp_path: Path) -> None:
         Disk("a", "mq-deadline", True, 1),
         Disk("b", "", False, 0),
     )
-    assert drives.read_ahead(os.makedev(9, 1)) == ReadAhead(
+    assert drives.read_ahead(os.makedev(9, 1)) == ReadAheadSetting(
         512 << 10, "/sys/block/md0/queue/read_ahead_kb"
     )
     assert drives.under(os.makedev(0, 44)) == ()

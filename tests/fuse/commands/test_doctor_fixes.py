@@ -15,7 +15,7 @@ import pytest
 
 from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.doctor.examine import RULES, examine
-from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAhead
+from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAheadSetting
 from kvfs.doctor.gather import gather
 from tests.support.doctor.ill_exports import ganesha_with
 from tests.support.doctor.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
@@ -141,7 +141,7 @@ def far(facts: Facts) -> dict[str, Any]:
 
 def read_ahead(facts: Facts) -> dict[str, Any]:
     assert facts.fuse_read_ahead is not None
-    slow = ReadAhead(4096, facts.fuse_read_ahead.path)
+    slow = ReadAheadSetting(4096, facts.fuse_read_ahead.path)
     changed = status(data_path="daemon")(facts)
     return {**changed, "device_read_ahead": None, "fuse_read_ahead": slow}
 

@@ -12,7 +12,7 @@ from kvfs.doctor.facts import (
     Dirty,
     Disk,
     Facts,
-    ReadAhead,
+    ReadAheadSetting,
     Wake,
     Xfs,
 )
@@ -77,8 +77,8 @@ HEALTHY: Final = Facts(
     backing=HOME,
     below=Below(0, 0, is_whole=True),
     disks=(Disk("nvme0n1", "none", False, 1),),
-    device_read_ahead=ReadAhead(4096 * KIB, "/sys/block/nvme0n1/queue/read_ahead_kb"),
-    fuse_read_ahead=ReadAhead(128 * KIB, "/sys/class/bdi/0:50/read_ahead_kb"),
+    device_read_ahead=ReadAheadSetting(4096 * KIB, "/sys/block/nvme0n1/queue/read_ahead_kb"),
+    fuse_read_ahead=ReadAheadSetting(128 * KIB, "/sys/class/bdi/0:50/read_ahead_kb"),
     xfs=Xfs("/dev/nvme0n1", 4000 * GIB, 1024, 2 * GIB, has_reflink=False, has_rmapbt=False),
     dirty=Dirty(GIB, 8 * GIB),
     zone_reclaim_mode=0,
@@ -304,7 +304,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
     ),
     (
         "read-ahead",
-        {"device_read_ahead": ReadAhead(128 * KIB, "/sys/block/a/queue/read_ahead_kb")},
+        {"device_read_ahead": ReadAheadSetting(128 * KIB, "/sys/block/a/queue/read_ahead_kb")},
         WARNING,
         "128 KiB ahead of readers on the drive",
         "echo 4096 > /sys/block/a/queue/read_ahead_kb",
