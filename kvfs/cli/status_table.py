@@ -55,6 +55,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "pinned_bytes": "pinned",
         "hints": "hints",
         "probation": "new blocks in memory",
+        "prefetch": "read ahead of loads",
         "together": "units (evict=together)",
         "held_by": "held by models",
         "tenants": "tenants, by uid or directory",
