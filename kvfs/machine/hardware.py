@@ -120,6 +120,19 @@ def is_short_of_cpu() -> bool:
         return False
 
 
+def wants_cpu(thread_id: int) -> bool:
+    """Whether a thread of this process runs, or waits for a CPU; one that has ended does not.
+
+    The state is the first field after the name, which may have brackets and blanks of its own
+    (proc_pid_stat(5)). False if it cannot be told.
+    """
+    try:
+        with open(f"/proc/self/task/{thread_id}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].startswith(b" R")
+    except OSError:
+        return False
+
+
 def memory_pressure() -> float:
     """Return the share of the last ten seconds (0-1) in which something waited for memory.
 

@@ -295,6 +295,11 @@ class Aside(Generic[R]):
         """Whether a job is running, or its result was not taken yet."""
         return self._thread is not None
 
+    @property
+    def thread_id(self) -> int | None:
+        """The kernel's number of the thread of the job; None while there is none."""
+        return None if self._thread is None else self._thread.native_id
+
     def start(self, job: Callable[[], R]) -> None:
         """Run *job*, which must not raise; not while ``busy``."""
         assert self._thread is None, "one at a time"

@@ -49,11 +49,16 @@ class Probed:
         (directory / INODES).write_bytes(b"range")
         self.calls = HeldSyscalls()
         self.now_s = 100.0
-        self.is_short = False
+        self.is_short = self.wants_cpu = False
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.probe = DeviceProbe(
-                fd, SILENT_S, lambda: self.now_s, self.calls, lambda: self.is_short
+                fd,
+                SILENT_S,
+                lambda: self.now_s,
+                self.calls,
+                lambda: self.is_short,
+                wants_cpu=lambda _: self.wants_cpu,
             )
         finally:
             os.close(fd)
@@ -226,6 +231,21 @@ def test_where_cpus_are_short_it_is_suspect_later(probed: Probed) -> None:
     probed.is_short = True
     probed.tick(0.25)
     assert probed.probe.is_suspect
+
+
+@pytest.mark.usefixtures("caplog")
+def test_a_probe_that_waits_for_a_cpu_says_nothing_of_the_device(probed: Probed) -> None:
+    """[device-aside] However long that takes; what it waits for the device counts."""
+    probed.calls.answers.clear()
+    probed.tick()
+    probed.wants_cpu = True
+    assert probed.tick(60.0) == "serving"
+    assert not probed.probe.is_suspect
+    probed.wants_cpu = False
+    assert probed.tick(0.5) == "serving"
+    assert not probed.probe.is_suspect
+    assert probed.tick(4.5) == "silent"
+    assert probed.probe.silent_s == SILENT_S
 
 
 def take_s(probed: Probed, took_s: float) -> None:

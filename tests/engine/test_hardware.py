@@ -1,12 +1,14 @@
 """What the machine is: what a wake-up costs, which moves nobody, and whether CPUs are short."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from kvfs.machine import hardware
-from kvfs.machine.hardware import halt_poll_ns, round_trip_us
+from kvfs.machine.hardware import halt_poll_ns, round_trip_us, wants_cpu
+from tests.support.clients.stepping import until
 
 
 def test_a_trip_is_measured_and_moves_nobody() -> None:
@@ -62,6 +64,19 @@ def test_whether_cpus_are_short(
 def test_this_kernel_tells_whether_cpus_are_short() -> None:
     with open("/proc/pressure/cpu", encoding="ascii") as file:
         assert 0 <= hardware.parse_pressure(file.readline()) <= 1
+
+
+def test_a_thread_that_runs_wants_a_cpu_and_one_that_waits_does_not() -> None:
+    go = threading.Event()
+    waits = threading.Thread(target=go.wait, name="a) R (b")
+    waits.start()
+    thread_id = waits.native_id
+    assert thread_id is not None
+    until(lambda: not wants_cpu(thread_id), "it waits")
+    assert wants_cpu(threading.get_native_id())
+    go.set()
+    waits.join()
+    assert not wants_cpu(thread_id), "it has ended"
 
 
 def test_a_device_that_lies_on_itself_is_looked_through_so_many_times(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import PAGE_BYTES, DeviceState
-from kvfs.machine.hardware import is_short_of_cpu
+from kvfs.machine.hardware import is_short_of_cpu, wants_cpu
 from kvfs.storage.background import Aside
 from kvfs.storage.direct_open import open_direct
 from kvfs.storage.syscalls import Syscalls
@@ -50,11 +50,14 @@ class DeviceProbe:
         syscalls: Syscalls,
         is_short: Callable[[], bool] = is_short_of_cpu,
         name: str = "the device",
+        wants_cpu: Callable[[int], bool] = wants_cpu,
     ) -> None:
         """*pool_fd* is the pool's directory; the device is silent after *silent_s*.
 
-        *is_short*: whether the machine lacks CPUs. *name*: for the log. Raises OSError.
+        *is_short*: whether the machine lacks CPUs. *name*: for the log. *wants_cpu*: whether a
+        thread waits for a CPU, and so for no device. Raises OSError.
         """
+        self._wants_cpu = wants_cpu
         self._name = name
         self._is_short = is_short
         #: Open as long as the store: without a free descriptor the device would not be asked.
@@ -187,9 +190,15 @@ class DeviceProbe:
         return DeviceState.SLOW if is_slow else DeviceState.SERVING
 
     def _waited_at(self, now_s: float) -> float:
-        """Return for how long the probe under way has waited; 0 without one."""
-        if not self._asking.busy:
+        """Return for how long the probe under way has waited; 0 without one.
+
+        Since the last look it has not, if its thread waits for a CPU now: the device has answered,
+        or was not asked yet.
+        """
+        if (thread_id := self._asking.thread_id) is None:
             return 0.0
+        if self._wants_cpu(thread_id):
+            return self._waited_s
         return self._waited_s + min(now_s - self._looked_s, _LOOK_MAX_S)
 
     @property
