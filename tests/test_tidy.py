@@ -147,7 +147,6 @@ FRAGMENTS: Final = {
 SMALL_END_LINES: Final = 60
 #: Each with the reason why it is not merged with its one importer.
 SMALL: Final = {
-    "kvfs.engine.eviction.gate": "what is judged, and when; others decide what leaves memory",
     "kvfs.storage.file_leases": "what the kernel makes of a lease, with the places in its source",
 }
 

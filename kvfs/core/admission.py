@@ -22,17 +22,23 @@ Simulations", ATC 2017).
 **Names** that were asked for lately, and how often, are in a table of bytes, 20 of them a block
 (``KnownNames``). A name may be in any slot of its bucket. The slots of a bucket are in the order of
 their last use, so that the one not used for longest falls off its end.
+
+**A restart** goes on with all but the miniature caches, which fill again within a stay; what each
+of them gained is kept (``GatedLru.learned``).
 """
 
+import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Final
+from math import inf, isfinite
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kvfs.core.evicted import HASH_BITS
 from kvfs.core.eviction_policy import EvictionPolicy, Lru, policy_named
+from kvfs.core.learned import Learned
 
 #: Slots of names that are followed, of 8 bytes: a MiB, eight for each block of a pool of 16,384. Of
 #: a larger pool a sample is followed.
@@ -66,6 +72,13 @@ _BUCKET: Final = 8
 TIMES_MAX: Final = 4
 _TIMES_MASK: Final = TIMES_MAX - 1
 _TIMES_BITS: Final = 2
+#: What is kept of the counts: version, number of the threshold, blocks, accesses, when the rates
+#: were scaled, share written, and what each miniature cache gained. The rates follow.
+_COUNTS: Final = struct.Struct(f"<IIQQQd{len(THRESHOLDS)}d")
+_COUNTS_VERSION: Final = 1
+_ACCESSES_BITS: Final = 62
+#: A class and its rate: the class, blocks seen, blocks that came back.
+_RATE: Final = struct.Struct("<Hdd")
 
 
 class ClassRates:
@@ -81,7 +94,8 @@ class ClassRates:
         self._seen = [0.0] * CLASSES
         self._back = [0.0] * CLASSES
         self._horizon = 1.0
-        self._scaled_at = 0
+        #: When the counts were scaled, in accesses.
+        self.scaled_at = 0
 
     @property
     def size_bytes(self) -> int:
@@ -107,15 +121,36 @@ class ClassRates:
         slots[at] = (name << _CLASS_BITS | kind) << _WHEN_BITS | now & _WHEN
         seen[kind] += 1
 
+    def known(self) -> tuple[int, float]:
+        """Return how many classes were seen, and how many hits a block brings in a stay."""
+        seen = list(self._seen)
+        return sum(count >= 1 for count in seen), sum(self._back) / max(1.0, sum(seen))
+
+    def counts(self) -> bytes:
+        """Return the rates, to keep them."""
+        rates = enumerate(zip(self._seen, self._back, strict=True))
+        return b"".join(_RATE.pack(kind, *rate) for kind, rate in rates if any(rate))
+
+    @property
+    def table(self) -> memoryview:
+        """The names that are followed, to keep them."""
+        return memoryview(self._slots).cast("B")
+
+    def recall(self, rates: Iterable[tuple[int, float, float]], scaled_at: int) -> None:
+        """Go on with *rates*: classes, with what was seen of each and what came back."""
+        for kind, seen, back in rates:
+            self._seen[kind], self._back[kind] = seen, back
+        self.scaled_at = scaled_at
+
     def fade(self, now: int, stay: float) -> None:
         """Let what is old fade; *stay*: for how many accesses the pool keeps an unused block."""
         self._horizon = max(1.0, _OF_STAY * stay)
-        passed = now - self._scaled_at
+        passed = now - self.scaled_at
         if passed * _FADINGS > stay:
             kept = 0.5 ** (passed / stay)
             self._seen = [count * kept for count in self._seen]
             self._back = [count * kept for count in self._back]
-            self._scaled_at = now
+            self.scaled_at = now
 
 
 class PriceTrials:
@@ -155,6 +190,15 @@ class PriceTrials:
         if gains[best] - gains[now] > _LEAD_MIN:
             self.threshold = THRESHOLDS[best]
 
+    @property
+    def gains(self) -> list[float]:
+        """What each miniature cache gained, to keep it."""
+        return list(self._gains)
+
+    def recall(self, threshold: int, gains: Sequence[float]) -> None:
+        """Go on with the *threshold* of this number, and with these *gains*."""
+        self.threshold, self._gains = THRESHOLDS[threshold], list(gains)
+
 
 class KnownNames:
     """The names that a pool of *blocks* blocks was asked for.
@@ -173,6 +217,11 @@ class KnownNames:
     def size_bytes(self) -> int:
         """The memory that the table takes."""
         return len(self._tags) + len(self._more)
+
+    @property
+    def tables(self) -> tuple[bytearray, bytearray]:
+        """The table, to keep it."""
+        return self._tags, self._more
 
     def times(self, name_hash: int) -> int:
         """Return how often the name with this 32-bit hash was asked for, up to TIMES_MAX; 0: not.
@@ -226,6 +275,41 @@ _STAY_MAX: Final = 24
 assert len(Hint) * _HEADS * _LENGTHS * 2 * (TIMES_MAX + 1) <= CLASSES
 
 
+class _Counts(NamedTuple):
+    """What was kept of the counts, for ``GatedLru.recall``."""
+
+    threshold: int
+    blocks: int
+    accesses: int
+    scaled_at: int
+    written_share: float
+    gains: tuple[float, ...]
+    rates: list[tuple[int, float, float]]
+
+
+def _counts_of(data: bytes) -> _Counts | None:
+    """Return what *data* has; None if it is of another version, or cannot be."""
+    rest = data[_COUNTS.size :]
+    if len(data) < _COUNTS.size or len(rest) % _RATE.size:
+        return None
+    version, threshold, blocks, accesses, scaled_at, share, *gains = _COUNTS.unpack_from(data)
+    rates = list(_RATE.iter_unpack(rest))
+    if version != _COUNTS_VERSION or threshold >= len(THRESHOLDS) or not 0 <= share <= 1:
+        return None
+    if not scaled_at <= accesses < 1 << _ACCESSES_BITS or not all(map(isfinite, gains)):
+        return None
+    if not all(
+        kind < CLASSES and 0 <= back < inf and 0 <= seen < inf for kind, seen, back in rates
+    ):
+        return None
+    return _Counts(threshold, blocks, accesses, scaled_at, share, tuple(gains), rates)
+
+
+def _is_alike(before: int, now: int) -> bool:
+    """Whether what was learned of a pool of *before* blocks holds of one that has *now*."""
+    return before // 2 <= now <= 2 * before
+
+
 class GatedLru(Lru):
     """Evicts the block that was not used for the longest time, and judges which may come in."""
 
@@ -233,8 +317,12 @@ class GatedLru(Lru):
 
     def __init__(self, blocks: int, *, price: float = PRICE) -> None:
         """*blocks*: how many the pool holds. *price*: hits that a written block must bring."""
-        self._blocks = max(1, blocks)
         self._price = price
+        self._begin(blocks)
+
+    def _begin(self, blocks: int) -> None:
+        """Know nothing, of a pool of *blocks* blocks."""
+        self._blocks = max(1, blocks)
         self._names = KnownNames(self._blocks)
         self._rates = ClassRates(self._blocks)
         self._trials = PriceTrials(self._blocks)
@@ -251,6 +339,11 @@ class GatedLru(Lru):
     def threshold(self) -> float:
         """What a block must be worth now, in hits."""
         return self._trials.threshold
+
+    @property
+    def known(self) -> tuple[int, float]:
+        """How many classes it has seen, and how many hits a block brings while it is kept."""
+        return self._rates.known()
 
     def judge(
         self, names: Sequence[int], touches: Sequence[int], hint: Hint = Hint.NONE
@@ -296,7 +389,34 @@ class GatedLru(Lru):
         kept = 0.5 ** (accesses / self._blocks)
         self._written_share *= kept
         self._written_share += written / max(1, accesses) * (1 - kept)
+        self._fade()
+
+    def _fade(self) -> None:
         self._rates.fade(self._accesses, self._blocks / max(self._written_share, 1 / _STAY_MAX))
+
+    def learned(self) -> Learned:
+        """Return what it knows (``Learner``): at most 20 KiB, and the arrays as tables."""
+        rates, trials, names = self._rates, self._trials, self._names
+        numbers = (self._blocks, self._accesses, rates.scaled_at, self._written_share)
+        threshold = THRESHOLDS.index(trials.threshold)
+        counts = _COUNTS.pack(_COUNTS_VERSION, threshold, *numbers, *trials.gains)
+        return Learned(counts + rates.counts(), (rates.table, *names.tables))
+
+    def recall(self, learned: Learned, blocks: int) -> None:
+        """Go on with it (``Learner``)."""
+        found = _counts_of(learned.counts)
+        if found is None or not _is_alike(found.blocks, blocks):
+            return
+        self._begin(found.blocks)
+        self._accesses, self._written_share = found.accesses, found.written_share
+        self._trials.recall(found.threshold, found.gains)
+        self._rates.recall(found.rates, found.scaled_at)
+        self._fade()
+        tables = [self._rates.table, *(memoryview(table) for table in self._names.tables)]
+        data = memoryview(b"".join(learned.tables))
+        if len(data) == sum(map(len, tables)):
+            for table in tables:
+                table[:], data = data[: len(table)], data[len(table) :]
 
 
 class MountedGate(GatedLru):
@@ -310,8 +430,8 @@ class MountedGate(GatedLru):
 
         A pool that fills has room for all of them, and one that is full keeps its number.
         """
-        if not self._blocks // 2 <= blocks <= 2 * self._blocks:
-            super().__init__(blocks, price=self._price)
+        if not _is_alike(self._blocks, blocks):
+            self._begin(blocks)
 
     def knows(self, name_hash: int) -> bool:
         """Whether the name was asked for lately."""

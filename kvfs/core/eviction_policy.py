@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.block_owners import Owners
 from kvfs.core.ghosts import GHOSTS, NO_SAMPLE, Ghosts, ShadowCaches
+from kvfs.core.learned import Learner
 
 #: The low bits of a stamp count the touches of one burst.
 BURST_BITS: Final = 20
@@ -110,7 +111,7 @@ def _padded(known: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     return rows
 
 
-class EvictionPolicy(Protocol):
+class EvictionPolicy(Learner, Protocol):
     """How victims are chosen."""
 
     name: str
@@ -150,7 +151,7 @@ class EvictionPolicy(Protocol):
         """A block was evicted that was touched in *touches* bursts."""
 
 
-class Lru:
+class Lru(Learner):
     """Evicts the block that was not used for the longest time."""
 
     name = "lru"
@@ -187,7 +188,7 @@ class Lru:
         """Remember nothing."""
 
 
-class Arc:
+class Arc(Learner):
     """Blocks used once compete for space with those used again (Megiddo and Modha, FAST 2003).
 
     The policy learns from blocks that come back after their eviction, of which a ghost is left. A
@@ -275,7 +276,7 @@ class _Kinds:
         self.held_bytes: Final = self.once_bytes + again_bytes
 
 
-class Adaptive:
+class Adaptive(Learner):
     """Evicts blocks used once first, or by age alone, whichever gives more hits.
 
     Which one does depends on the pool's size relative to its load, and two miniature caches measure

@@ -289,7 +289,7 @@ class Pool:
             if not self.settings.read_only:
                 self.rules.heat.mark(self.age_ns())
                 for drive in self.space.kept_on:
-                    self.rules.heat.save(drive.number)
+                    self.rules.heat.save(drive.number, at_stop=True)
                 marked = self.durable.syncs.at_stop()
                 swept = swept and marked.all_final and not self.extents.left_behind
                 settled = settled and marked.error is None

@@ -16,6 +16,7 @@ import numpy as np
 from kvfs.core.account import ROOT, Entitlements, TenantId
 from kvfs.core.drives import ByDrive, Numbering
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
+from kvfs.core.learned import Learned
 from kvfs.core.types import FIRST_DRIVE, SECOND_NS, DriveNo, InodeNo
 from kvfs.storage.age_clock import HeatMarks
 from kvfs.storage.heat_columns import ALWAYS_S, HeatHints, HeatTenants, Told
@@ -97,6 +98,7 @@ class Heat:
         #: Blocks used after HEAT was saved are warmer than all in it.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
         self._marks = HeatMarks(() if saved is None else saved.marks)
+        self.policy.recall(Learned() if saved is None else saved.learned, self._count)
         if saved is not None and not saved.marks:  # all touches in it came before it was written
             self._marks.add((found_s + 1) * SECOND_NS, newest + 1 << BURST_BITS)
         self._begin_burst(max(now_s + self._ahead_s, newest + 1))
@@ -263,8 +265,7 @@ class Heat:
 
     def touched(self, ino: InodeNo) -> int:
         """Return the stamp of *ino*'s last touch, 0 if it is not known."""
-        row = self._table.find(ino)
-        return self._touched[row] if row else 0
+        return self._touched[row] if (row := self._table.find(ino)) else 0
 
     def used_in_bursts(self, begin: int) -> BurstUses:
         """Return the blocks touched last from stamp *begin* on, in bursts that have ended.
@@ -280,8 +281,7 @@ class Heat:
 
     def touches(self, ino: InodeNo) -> int:
         """Return in how many bursts *ino* was touched, 0 if it is not known."""
-        row = self._table.find(ino)
-        return self._touches[row] if row else 0
+        return self._touches[row] if (row := self._table.find(ino)) else 0
 
     @property
     def seen_ns(self) -> int:
@@ -367,12 +367,13 @@ class Heat:
         self._saved_s, self._saved_stamp = now_s, self._stamp
         return not self._read_only
 
-    def save(self, drive: DriveNo = FIRST_DRIVE) -> None:
+    def save(self, drive: DriveNo = FIRST_DRIVE, *, at_stop: bool = False) -> None:
         """Write HEAT of *drive*, in a thread since it takes a while. A failure is only logged."""
         try:
             # The next save begins at this burst: a touch stores its stamp after taking it.
-            stamp, marks = self._burst_begin, self._marks.all()
-            self._files[drive].write(self._rows, self._written_stamps[drive], marks)
+            stamp, since = self._burst_begin, self._written_stamps[drive]
+            told = (self._marks.all(), self.policy.learned())
+            self._files[drive].write(self._rows, since, *told, at_stop=at_stop)
             self._written_stamps[drive] = stamp
         except OSError as error:
             _log.info("block heat not saved: %s", error)

@@ -2,7 +2,8 @@
 
 The file is a sequence of sections. The first has all blocks. Each save appends a section with those
 touched since, so its cost depends on them, not on all blocks. When the later sections are as long
-as the first, a new file replaces it by a rename. It is never synced. Reading ends at a section
+as the first, a new file replaces it by a rename. What the policy learned goes along: its counts in
+each section, its tables in the first alone. It is never synced. Reading ends at a section
 whose checksums fail, or of another pool or version. Without a valid first section the start is
 cold, which is not an error. It is not memory-mapped: a store into a mapped file raises SIGBUS once
 the file system is shut down, and a touch must not end the server.
@@ -11,6 +12,7 @@ the file system is shut down, and a touch must not end the server.
 import logging
 import os
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.eviction_policy import Rank
+from kvfs.core.learned import Learned
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
 from kvfs.core.types import InodeNo
 from kvfs.storage.age_clock import MARKS_MAX, Mark
@@ -28,16 +31,24 @@ from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
 
+#: Of a section without anything learned, which earlier versions of kvfs read too; and of others.
 VERSION: Final = 1
+VERSION_LEARNED: Final = 2
 _MAGIC: Final = b"KVFSHEAT"
 #: Magic, version, marks, the pool's epoch, rows, then the CRC32C of the rest and of this header.
 _HEADER: Final = struct.Struct("<8sIIQQI")
 _MARK: Final = struct.Struct("<QQ")
+#: Behind the marks in a section of version 2: bytes of the counts, and of the tables.
+_LEARNED: Final = struct.Struct("<QQ")
+#: More is not kept: 20 bytes a block for twelve million of them.
+LEARNED_MAX_BYTES: Final = 256 << 20
 _HEADER_BYTES: Final = _HEADER.size + CRC.size
 #: Rows copied at a time: the event loop needs the interpreter in between.
 _STEP_ROWS: Final = 1 << 16
+_STEP_BYTES: Final = 1 << 19
 #: Stamps and sizes have at most this many bits: a stamp is a time in seconds, and 20 bits after it.
 _NUMBER_BITS: Final = 62
+_NOTHING: Final = Learned()
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 #: At least this much may be appended: it is not worth replacing a small file.
 _APPENDED_LEAST_BYTES: Final = 1 << 20
@@ -62,6 +73,7 @@ class Saved(NamedTuple):
 
     rows: HeatRows
     marks: tuple[Mark, ...]
+    learned: Learned = Learned()
 
 
 def zero_rows(count: int) -> HeatRows:
@@ -99,9 +111,9 @@ def row_bytes() -> int:
     return sum(column.itemsize for column in _columns(zero_rows(0)))
 
 
-def pack_header(epoch: int, count: int, marks: int, rest_crc: int) -> bytes:
+def pack_header(epoch: int, count: int, marks: int, rest_crc: int, version: int = VERSION) -> bytes:
     """Return the header of a section with *count* rows and *marks* marks."""
-    head = _HEADER.pack(_MAGIC, VERSION, marks, epoch, count, rest_crc)
+    head = _HEADER.pack(_MAGIC, version, marks, epoch, count, rest_crc)
     return head + CRC.pack(crc32c(head))
 
 
@@ -116,30 +128,42 @@ class HeatFile:
         self._first_bytes = 0
         self._end_bytes = 0
 
-    def write(self, rows: HeatRows, since: int, marks: Sequence[Mark] = ()) -> None:
-        """Write the *rows* touched from stamp *since* on, which may change meanwhile, and *marks*.
+    def write(
+        self,
+        rows: HeatRows,
+        since: int,
+        marks: Sequence[Mark] = (),
+        learned: Learned = _NOTHING,
+        *,
+        at_stop: bool = False,
+    ) -> None:
+        """Write the *rows* touched from stamp *since* on, *marks* and what was *learned*.
 
-        Writes all rows into a new file instead if that costs no more. Takes milliseconds per MB, so
-        call it in a thread. Raises OSError.
+        Rows and tables may change meanwhile. Writes all into a new file instead if that costs no
+        more, or *at_stop* if there are tables. Takes milliseconds per MB, so call it in a thread.
+        Raises OSError.
         """
-        if 0 < self._end_bytes < 2 * self._first_bytes + _APPENDED_LEAST_BYTES:
+        appends = 0 < self._end_bytes < 2 * self._first_bytes + _APPENDED_LEAST_BYTES
+        if appends and not (at_stop and learned.tables):
             # A copy of the column, because numpy fails if numbers change while it counts them.
             touched = np.flatnonzero((rows.ino != 0) & (rows.touched >= since))
-            self._append(rows, touched, marks)
+            self._append(rows, touched, marks, Learned(learned.counts))
             return
         self._end_bytes = 0
         used = np.flatnonzero(rows.ino != 0)
         with replaced_file(self._pool_fd, self._syscalls, HEAT, HEAT_NEW, durable=False) as fd:
-            size_bytes = self._write_section(fd, 0, rows, used, marks)
+            size_bytes = self._write_section(fd, 0, rows, used, marks, learned)
         self._first_bytes = self._end_bytes = size_bytes
 
-    def _append(self, rows: HeatRows, which: NDArray[np.intp], marks: Sequence[Mark]) -> None:
+    def _append(
+        self, rows: HeatRows, which: NDArray[np.intp], marks: Sequence[Mark], learned: Learned
+    ) -> None:
         at_bytes, self._end_bytes = self._end_bytes, 0
         fd = self._syscalls.open(HEAT, os.O_WRONLY | _FLAGS, dir_fd=self._pool_fd)
         try:
             # A killed save may have left bytes there.
             self._syscalls.ftruncate(fd, at_bytes)
-            self._end_bytes = self._write_section(fd, at_bytes, rows, which, marks)
+            self._end_bytes = self._write_section(fd, at_bytes, rows, which, marks, learned)
         finally:
             self._syscalls.close(fd)
 
@@ -150,16 +174,18 @@ class HeatFile:
         rows: HeatRows,
         which: NDArray[np.intp],
         marks: Sequence[Mark],
+        learned: Learned,
     ) -> int:
         """Write a section at *start_bytes*, its header last; return its end (offset in bytes)."""
         crc, at_bytes = 0, start_bytes + _HEADER_BYTES
-        for piece in _pieces(rows, which, marks):
+        for piece in (*_pieces(rows, which, marks), *_learned_pieces(learned)):
             data = memoryview(piece)
             crc = crc32c(data, crc)
             while data:
                 written_bytes = self._syscalls.pwrite(fd, data, at_bytes)
                 data, at_bytes = data[written_bytes:], at_bytes + written_bytes
-        head = pack_header(self._epoch, len(which), len(marks), crc)
+        version = VERSION_LEARNED if learned.counts else VERSION
+        head = pack_header(self._epoch, len(which), len(marks), crc, version)
         self._syscalls.pwrite(fd, head, start_bytes)
         return at_bytes
 
@@ -190,7 +216,9 @@ class HeatFile:
         if len(sections) < 2:
             return sections[0] if sections else None
         columns = zip(*(_columns(section.rows) for section in reversed(sections)), strict=True)
-        return Saved(HeatRows(*map(np.concatenate, columns)), sections[-1].marks)
+        counts = sections[-1].learned.counts
+        learned = Learned(counts, sections[0].learned.tables if counts else ())
+        return Saved(HeatRows(*map(np.concatenate, columns)), sections[-1].marks, learned)
 
     def _read_section(self, fd: int, start_bytes: int, size_bytes: int) -> tuple[Saved, int] | None:
         """Return the section at *start_bytes* and its end; None if there is no whole one."""
@@ -198,14 +226,23 @@ class HeatFile:
         if len(head) != _HEADER_BYTES or CRC.pack(crc32c(head[: _HEADER.size])) != head[-4:]:
             return None
         magic, version, mark_count, its_epoch, count, crc = _HEADER.unpack_from(head)
-        if (magic, version, its_epoch) != (_MAGIC, VERSION, self._epoch) or mark_count > MARKS_MAX:
+        if (magic, its_epoch) != (_MAGIC, self._epoch) or mark_count > MARKS_MAX:
+            return None
+        if version not in (VERSION, VERSION_LEARNED):
             return None
         at_bytes = start_bytes + _HEADER_BYTES
-        if size_bytes < at_bytes + count * row_bytes() + mark_count * _MARK.size:
+        rows_end = at_bytes + count * row_bytes() + mark_count * _MARK.size
+        if size_bytes < rows_end:
             return None
+        sizes = b""
+        if version == VERSION_LEARNED:
+            sizes = self._syscalls.pread(fd, _LEARNED.size, rows_end)
+            if len(sizes) != _LEARNED.size or size_bytes - rows_end < _learned_bytes(sizes):
+                return None
         rows, its_crc = zero_rows(count), 0
-        marks = bytearray(mark_count * _MARK.size)
-        for data in (*(column.data.cast("B") for column in _columns(rows)), memoryview(marks)):
+        marks, learned = bytearray(mark_count * _MARK.size), bytearray(_learned_bytes(sizes))
+        columns = (column.data.cast("B") for column in _columns(rows))
+        for data in (*columns, memoryview(marks), memoryview(learned)):
             while data:
                 read_bytes = self._syscalls.preadv(fd, [data], at_bytes)
                 if read_bytes == 0:
@@ -216,7 +253,38 @@ class HeatFile:
             return None
         if count and max(int(rows.touched.max()), int(rows.allocated_bytes.max())) >> _NUMBER_BITS:
             return None  # kvfs adds to stamps and sizes: they must not overflow
-        return Saved(rows, tuple(map(Mark._make, _MARK.iter_unpack(marks)))), at_bytes
+        found = tuple(map(Mark._make, _MARK.iter_unpack(marks)))
+        return Saved(rows, found, _learned_of(learned)), at_bytes
+
+
+def _learned_bytes(sizes: bytes) -> int:
+    """Return how much follows the marks, by the *sizes* there; more than any file if too much."""
+    if not sizes:
+        return 0
+    sum_bytes = sum(_LEARNED.unpack(sizes))
+    return _LEARNED.size + sum_bytes if sum_bytes <= LEARNED_MAX_BYTES else sys.maxsize
+
+
+def _learned_of(data: bytearray) -> Learned:
+    if not data:
+        return Learned()
+    counts_end = _LEARNED.size + _LEARNED.unpack_from(data)[0]
+    tables = memoryview(data)[counts_end:]
+    return Learned(bytes(data[_LEARNED.size : counts_end]), (tables,) if tables else ())
+
+
+def _learned_pieces(learned: Learned) -> Iterator[bytes]:
+    """Yield the bytes behind the marks, in pieces, because tables change meanwhile."""
+    if not learned.counts:
+        return
+    tables = [memoryview(table).cast("B") for table in learned.tables]
+    if len(learned.counts) + sum(map(len, tables)) > LEARNED_MAX_BYTES:
+        tables = []
+    yield _LEARNED.pack(len(learned.counts), sum(map(len, tables)))
+    yield learned.counts
+    for table in tables:
+        for start in range(0, len(table), _STEP_BYTES):
+            yield bytes(table[start : start + _STEP_BYTES])
 
 
 def read_newest(files: Sequence[HeatFile]) -> tuple[Saved | None, int]:

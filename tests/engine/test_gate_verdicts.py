@@ -93,3 +93,10 @@ def test_a_second_use_moves_what_was_turned_away(pool: Host) -> None:
     pool.store.evict(len(content(1)))
     assert get(pool.store, ROOT_INODE, b"new") == content(1), "it was used, and others were not"
     assert_exact(pool)
+
+
+def test_while_nothing_is_used_nothing_is_judged(pool: Host) -> None:
+    judge(pool)
+    before = pool.store.admitted, pool.store.turned_away
+    judge(pool)
+    assert (pool.store.admitted, pool.store.turned_away) == before

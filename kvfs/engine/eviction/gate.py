@@ -8,6 +8,7 @@ memory and on the drive: a block that is on its drive already has cost its write
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from kvfs.core.admission import MountedGate
@@ -43,8 +44,7 @@ class Gate:
             bool(had) or self._policy.knows(name)
             for had, name in zip(before, used.names, strict=True)
         ]
-        starts = list(_starts(known))
-        for first, end in zip(starts, [*starts[1:], len(known)], strict=True):
+        for first, end in pairwise((*_starts(known), len(known))):
             verdicts = self._policy.judge(used.names[first:end], before[first:end])
             self._carry_out(used.inos[first:end], before[first:end], verdicts)
 
@@ -63,11 +63,17 @@ class Gate:
                 self._moves.order(ino)
 
     def describe(self) -> dict[str, float]:
-        """Return what a block must be worth now (hits in its stay), and how many were judged."""
+        """Return what a block must be worth now (hits in its stay), and how many were judged.
+
+        Also what is known of classes, which outlives a restart.
+        """
+        classes, hits_a_block = (0, 0.0) if self._policy is None else self._policy.known
         return {
             "threshold": self._policy.threshold if self._policy is not None else 0.0,
             "admitted": self.admitted,
             "turned_away": self.turned_away,
+            "classes": classes,
+            "hits_a_block": round(hits_a_block, 4),
         }
 
 

@@ -50,6 +50,8 @@ _SPACE: Final = (
     _gauge("probation_bytes", "probation.bytes", "What they hold: lost with the machine"),
     _gauge("probation_room_bytes", "probation.room_bytes", "How much they may hold now"),
     _gauge("gate_threshold", "gate.threshold", "Hits that a new block must be worth"),
+    _gauge("gate_classes", "gate.classes", "Kinds of blocks whose rate of return is known"),
+    _gauge("gate_hits_a_block", "gate.hits_a_block", "Hits that a block brought lately"),
     _gauge("retained_bytes", "hints.retained_bytes", "Kept longer by hints; may be evicted"),
     _gauge("prefetch_links", "prefetch.links", "Blocks of which it is known what follows"),
     _gauge("prefetch_link_bytes", "prefetch.link_bytes", "Memory that this takes"),

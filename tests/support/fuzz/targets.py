@@ -19,6 +19,7 @@ import numpy as np
 
 from kvfs.client.nfs.ganesha_config import parse as parse_ganesha
 from kvfs.core import log_records, records
+from kvfs.core.admission import GatedLru
 from kvfs.core.checksum import CRC, crc32c
 from kvfs.core.directory_policy import NAMES, check_value
 from kvfs.core.encryption import ephemeral_mark
@@ -35,7 +36,7 @@ from kvfs.core.settings import Settings
 from kvfs.core.sizes import parse_age, parse_size
 from kvfs.core.types import FIRST_INODE, DriveNo, InodeNo, InodeRecord, Sequence
 from kvfs.devices.pool_files import parse_header
-from kvfs.storage.heat_file import HeatFile, pack_header, zero_rows
+from kvfs.storage.heat_file import VERSION_LEARNED, HeatFile, pack_header, zero_rows
 from kvfs.storage.inode_numbers import pack_end, parse_end
 from kvfs.storage.lmdb_file import parse_meta
 from kvfs.storage.row_log import logged_batches
@@ -234,7 +235,8 @@ def _heat(data: bytes) -> None:
     body = head + CRC.pack(crc32c(rest))
     for raw in (data, sealed(body) + rest):
         (_folder() / HEAT).write_bytes(raw)
-        HeatFile(fd, Syscalls(), _EPOCH).read()
+        if (saved := HeatFile(fd, Syscalls(), _EPOCH).read()) is not None:
+            GatedLru(1).recall(saved.learned, len(saved.rows.ino))
 
 
 def _log(data: bytes) -> None:
@@ -292,11 +294,18 @@ def _examples_of_batches() -> Iterator[bytes]:
     yield log_records.pack_batch(moment._replace(number=2, pending=()), {})
 
 
-def _example_of_heat() -> bytes:
+def _examples_of_heat() -> Iterator[bytes]:
+    """Without and with what a policy learned."""
     rows = zero_rows(3)
     rows.ino[:] = np.arange(17, 20, dtype=np.uint64)
     body = b"".join(column.tobytes() for column in rows)
-    return pack_header(_EPOCH, 3, 0, crc32c(body)) + body
+    yield pack_header(_EPOCH, 3, 0, crc32c(body)) + body
+    gate = GatedLru(3)
+    gate.judge([1, 2, 3], [0, 1, 0])
+    counts, tables = gate.learned()
+    table = b"".join(tables)
+    body += struct.pack("<QQ", len(counts), len(table)) + counts + table
+    yield pack_header(_EPOCH, 3, 0, crc32c(body), VERSION_LEARNED) + body
 
 
 _SETTINGS: Final = b"""capacity_bytes = "90%"
@@ -352,7 +361,7 @@ def targets() -> dict[str, Target]:
             (json.dumps(_POOL).encode(), json.dumps(_POOL_OF_TWO).encode(), b"\xff" * 5 + b"\x01"),
         ),
         "RUN": Target(_run, (json.dumps(_RUN).encode(), b"\xff" * 8 + b"\x01")),
-        "HEAT": Target(_heat, (_example_of_heat(),)),
+        "HEAT": Target(_heat, tuple(_examples_of_heat())),
         "settings": Target(_text(_settings), (_SETTINGS,)),
         "flags": Target(_text(_flags), (b"capacity_bytes=90%", b"index_log_s=2.5")),
         "policies": Target(_policies, (b"7d", b"never", b"priority=80,ttl=1h,session=s")),

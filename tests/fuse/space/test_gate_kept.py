@@ -1,0 +1,81 @@
+"""What the gate of a real mount learned outlives a stop, a kill and another version."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.support.clients.stepping import until
+from tests.support.mounts.mounting import run_kvfs, skip_without_mounts, workplace
+from tests.support.mounts.supervised import Supervised
+
+MIB: Final = 1 << 20
+#: How long a burst may take to be judged on a busy machine: it ends within a second or so.
+JUDGED_WAIT_S: Final = 60.0
+BLOCKS: Final = 40
+#: The status shows so many digits of a rate.
+NEAR: Final = 0.001
+
+
+@contextlib.contextmanager
+def gate_mount() -> Iterator[Supervised]:
+    """Yield a mount with a gate that has judged blocks."""
+    skip_without_mounts()
+    flags = ("--set", "eviction=gate", "--capacity=64M")
+    with (
+        workplace("disk") as place,
+        workplace() as pool,
+        Supervised(pool, place / "kv", *flags) as mounted,
+    ):
+        for number in range(BLOCKS):
+            draft = mounted.path / "draft.tmp"
+            draft.write_bytes(bytes([number]) * 100_000)
+            draft.rename(mounted.path / str(number))
+        until(lambda: judged(mounted) >= BLOCKS, "blocks are judged", JUDGED_WAIT_S)
+        yield mounted
+        mounted.stop()
+        assert mounted.errors() == [], "\n".join(mounted.errors())
+
+
+def told(mounted: Supervised) -> dict[str, Any]:
+    """Return what the status says of the gate."""
+    shown: dict[str, Any] = mounted.status()["gate"]
+    return shown
+
+
+def judged(mounted: Supervised) -> int:
+    shown = told(mounted)
+    return int(shown["admitted"] + shown["turned_away"])
+
+
+def assert_goes_on(mounted: Supervised, before: dict[str, Any]) -> None:
+    shown = told(mounted)
+    for known in ("threshold", "classes", "hits_a_block"):
+        assert shown[known] == pytest.approx(before[known], abs=NEAR), known
+
+
+def test_a_stop_keeps_what_was_learned() -> None:
+    with gate_mount() as mounted:
+        before = told(mounted)
+        assert before["classes"] > 0
+        mounted.stop()
+        mounted.start()
+        assert judged(mounted) == 0
+        assert_goes_on(mounted, before)
+
+
+def test_a_server_that_follows_goes_on_from_the_last_save() -> None:
+    """After a stop nothing new is touched, so the last save has all."""
+    with gate_mount() as mounted:
+        before = told(mounted)
+        mounted.stop()
+        mounted.start()
+        if mounted.status()["takeover"] != "possible":
+            pytest.skip("no take-over on this kernel")
+        mounted.kill_server()
+        mounted.follow()
+        assert_goes_on(mounted, before)
+        run_kvfs("upgrade", str(mounted.path))
+        mounted.adopt()
+        assert_goes_on(mounted, before)
