@@ -129,6 +129,12 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
             "([probation.md](probation.md)); 0: all are written at once",
             "a few GiB, where most blocks are never asked for and writes wear the drive out",
         ),
+        "write_budget_bytes": Words(
+            'what may be written to the drives a day: with `eviction = "gate"` and '
+            "`probation_bytes` fewer blocks are worth a write, as it asks "
+            "([eviction.md](eviction.md)); 0: no bound",
+            "what the drive bears: its endurance by the years that it should last",
+        ),
         "prefetch": Words(
             "learned: the blocks that followed the one that is opened are read into memory ahead",
             "learned, if `kvfs status` then shows more blocks of `prefetch` used than wasted",

@@ -39,6 +39,7 @@ import numpy as np
 from kvfs.core.evicted import HASH_BITS
 from kvfs.core.eviction_policy import EvictionPolicy, Lru, policy_named
 from kvfs.core.learned import Learned
+from kvfs.core.write_budget import WriteBudget
 
 #: Slots of names that are followed, of 8 bytes: a MiB, eight for each block of a pool of 16,384. Of
 #: a larger pool a sample is followed.
@@ -73,8 +74,8 @@ TIMES_MAX: Final = 4
 _TIMES_MASK: Final = TIMES_MAX - 1
 _TIMES_BITS: Final = 2
 #: What is kept of the counts: version, number of the threshold, blocks, accesses, when the rates
-#: were scaled, share written, and what each miniature cache gained. The rates follow.
-_COUNTS: Final = struct.Struct(f"<IIQQQd{len(THRESHOLDS)}d")
+#: were scaled, share written, the budget's state, what each miniature cache gained; then the rates.
+_COUNTS: Final = struct.Struct(f"<IIQQQddd{len(THRESHOLDS)}d")
 _COUNTS_VERSION: Final = 1
 _ACCESSES_BITS: Final = 62
 #: A class and its rate: the class, blocks seen, blocks that came back.
@@ -283,6 +284,7 @@ class _Counts(NamedTuple):
     accesses: int
     scaled_at: int
     written_share: float
+    budget: tuple[float, float]
     gains: tuple[float, ...]
     rates: list[tuple[int, float, float]]
 
@@ -292,17 +294,20 @@ def _counts_of(data: bytes) -> _Counts | None:
     rest = data[_COUNTS.size :]
     if len(data) < _COUNTS.size or len(rest) % _RATE.size:
         return None
-    version, threshold, blocks, accesses, scaled_at, share, *gains = _COUNTS.unpack_from(data)
+    version, threshold, blocks, accesses, scaled_at, share, *more = _COUNTS.unpack_from(data)
+    (price, over), gains = more[:2], more[2:]
     rates = list(_RATE.iter_unpack(rest))
     if version != _COUNTS_VERSION or threshold >= len(THRESHOLDS) or not 0 <= share <= 1:
         return None
-    if not scaled_at <= accesses < 1 << _ACCESSES_BITS or not all(map(isfinite, gains)):
+    if not scaled_at <= accesses < 1 << _ACCESSES_BITS or not all(map(isfinite, more)):
         return None
     if not all(
         kind < CLASSES and 0 <= back < inf and 0 <= seen < inf for kind, seen, back in rates
     ):
         return None
-    return _Counts(threshold, blocks, accesses, scaled_at, share, tuple(gains), rates)
+    return _Counts(
+        threshold, blocks, accesses, scaled_at, share, (price, over), tuple(gains), rates
+    )
 
 
 def _is_alike(before: int, now: int) -> bool:
@@ -315,8 +320,12 @@ class GatedLru(Lru):
 
     name = "gate"
 
-    def __init__(self, blocks: int, *, price: float = PRICE) -> None:
-        """*blocks*: how many the pool holds. *price*: hits that a written block must bring."""
+    def __init__(self, blocks: int, *, price: float = PRICE, budget_bytes: int = 0) -> None:
+        """*blocks*: how many the pool holds. *price*: hits that a written block must bring.
+
+        *budget_bytes*: what may be written a day, 0 if that has no bound; who writes counts it.
+        """
+        self.budget: Final = WriteBudget(budget_bytes)
         self._price = price
         self._begin(blocks)
 
@@ -338,7 +347,7 @@ class GatedLru(Lru):
     @property
     def threshold(self) -> float:
         """What a block must be worth now, in hits."""
-        return self._trials.threshold
+        return max(self._trials.threshold, self.budget.price)
 
     @property
     def known(self) -> tuple[int, float]:
@@ -359,7 +368,7 @@ class GatedLru(Lru):
         following = min((len(times) - head + 1).bit_length() - 1, _LENGTHS - 1)
         of_burst = (hint * _HEADS + min(head, _HEADS - 1)) * _LENGTHS + following << 1
         rates, trials, now = self._rates, self._trials, self._accesses
-        threshold, verdicts, written = trials.threshold, [], 0
+        threshold, verdicts, written = self.threshold, [], 0
         left = len(times)
         for name, had, count in zip(names, touches, times, strict=True):
             left -= 1
@@ -399,13 +408,17 @@ class GatedLru(Lru):
         rates, trials, names = self._rates, self._trials, self._names
         numbers = (self._blocks, self._accesses, rates.scaled_at, self._written_share)
         threshold = THRESHOLDS.index(trials.threshold)
-        counts = _COUNTS.pack(_COUNTS_VERSION, threshold, *numbers, *trials.gains)
+        budget = self.budget.state
+        counts = _COUNTS.pack(_COUNTS_VERSION, threshold, *numbers, *budget, *trials.gains)
         return Learned(counts + rates.counts(), (rates.table, *names.tables))
 
     def recall(self, learned: Learned, blocks: int) -> None:
         """Go on with it (``Learner``)."""
         found = _counts_of(learned.counts)
-        if found is None or not _is_alike(found.blocks, blocks):
+        if found is None:
+            return
+        self.budget.recall(*found.budget)
+        if not _is_alike(found.blocks, blocks):
             return
         self._begin(found.blocks)
         self._accesses, self._written_share = found.accesses, found.written_share
@@ -422,8 +435,8 @@ class GatedLru(Lru):
 class MountedGate(GatedLru):
     """The gate of a mount, which judges blocks after they were stored."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
+    def __init__(self, budget_bytes: int = 0) -> None:
+        super().__init__(1, budget_bytes=budget_bytes)
 
     def resize(self, blocks: int) -> None:
         """The pool has *blocks* blocks: far more, or fewer, than before forget what was learned.
@@ -442,6 +455,6 @@ class MountedGate(GatedLru):
         return False
 
 
-def policy_of(name: str) -> EvictionPolicy:
-    """Return the policy of a mount with this ``eviction``."""
-    return MountedGate() if name == MountedGate.name else policy_named(name)
+def policy_of(name: str, budget_bytes: int) -> EvictionPolicy:
+    """Return the policy of a mount with this ``eviction`` and ``write_budget``."""
+    return MountedGate(budget_bytes) if name == MountedGate.name else policy_named(name)

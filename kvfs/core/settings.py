@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from kvfs.core.directory_policy import policies_of
 from kvfs.core.encryption import parse_encryption
 from kvfs.core.entitlements import tenants_table
+from kvfs.core.errors import UsageError
 from kvfs.core.setting_values import (
     converted,
     default_of,
@@ -222,6 +223,13 @@ class Settings:
         unit="bytes",
         low=0,
         high=TIB,
+    )
+    write_budget_bytes: int = setting(
+        0,
+        "off: no bound; what a drive may be written a day depends on it (docs/eviction.md)",
+        unit="bytes",
+        low=0,
+        high=1024 * TIB,
     )
     prefetch: str = setting(
         "off",
@@ -521,7 +529,14 @@ class Settings:
         values = converted(_FIELDS, table_of(text, origin), origin)
         given = {key: value for key, value in (overrides or {}).items() if value is not None}
         values.update(converted(_FIELDS, given, "command line"))
-        return cls(**values)
+        settings = cls(**values)
+        judged = settings.eviction == "gate" and settings.probation_bytes
+        if settings.write_budget_bytes and not judged:
+            raise UsageError(
+                'write_budget_bytes needs eviction = "gate" and probation_bytes: '
+                "else all is written at once"
+            )
+        return settings
 
     def reloaded(self, fresh: Self) -> tuple[Self, list[str]]:
         """Return these settings with the RELOADABLE ones of *fresh*, and a list of names.

@@ -127,7 +127,7 @@ class Store:
         self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
         self.probation_ends = ends = ProbationEnds(self.pool, self.reclaim)
-        self.gate = Gate(self.pool, ends.moves)
+        self.gate = Gate(pool, ends.moves, functools.partial(whole_wear, self.device_wears))
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing, ends.moves)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)

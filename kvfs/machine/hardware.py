@@ -99,6 +99,8 @@ _SYS: Final = Path("/sys/dev/block")
 #: device's own are.
 _WRITTEN_FIELD: Final = 6
 SECTOR_BYTES: Final = 512
+#: NVM Express base specification, Data Units Written.
+NVME_UNIT_BYTES: Final = 512_000
 _SMARTCTL_WAIT_S: Final = 20.0
 #: Layers of md, dm, loop and partitions.
 _LAYERS_MAX: Final = 8
@@ -188,6 +190,17 @@ def endurance_left(device: int) -> float | None:
     return min(told, default=None)
 
 
+def endurance_bytes(device: int) -> float | None:
+    """Return how much may be written to the drives below *device* in their life, by their wear.
+
+    A drive tells what it was written and which share of its life that was. None until that is one
+    percent, and if one of them does not tell.
+    """
+    told = [life_of(_told_by(name)) for name in drives_below(device)]
+    known = [life for life in told if life is not None]
+    return sum(known) if known and len(known) == len(told) else None
+
+
 def drives_below(device: int, depth: int = 0) -> list[str]:
     """Return the names of the drives (``nvme0n1``) on which block device *device* lies."""
     with contextlib.suppress(OSError, ValueError):
@@ -212,14 +225,18 @@ def _numbers(device: int) -> str:
 
 
 def _left(name: str) -> float | None:
-    """Return what smartctl says of drive *name*."""
+    return left_of(_told_by(name))
+
+
+def _told_by(name: str) -> Any:  # noqa: ANN401
+    """Return what smartctl says of drive *name*; None: nothing."""
     command = ["smartctl", "--json", "--attributes", f"/dev/{name}"]
     try:
         # Its exit status is a set of flags, of which some are about the drive's health.
         printed = subprocess.run(
             command, capture_output=True, timeout=_SMARTCTL_WAIT_S, check=False, text=True
         )
-        return left_of(json.loads(printed.stdout))
+        return json.loads(printed.stdout)
     except (OSError, ValueError, OverflowError, RecursionError, subprocess.TimeoutExpired):
         return None
 
@@ -238,6 +255,18 @@ def left_of(told: Any) -> float | None:  # noqa: ANN401
             if row["name"] in _ATA_WEAR
         ]
         return min(worn, default=None)
+    return None
+
+
+def life_of(told: Any) -> float | None:  # noqa: ANN401
+    """Return the bytes that a drive is written in its life, by *told*; None: it cannot be told.
+
+    NVMe counts in units of 512,000 bytes, and its wear in whole percent.
+    """
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        log = told["nvme_smart_health_information_log"]
+        used = float(log["percentage_used"]) / 100
+        return float(log["data_units_written"]) * NVME_UNIT_BYTES / used if used > 0 else None
     return None
 
 

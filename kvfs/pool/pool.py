@@ -241,7 +241,7 @@ class Pool:
             *(device.pool_fds, self.syscalls),
             epoch=device.epoch,
             read_only=settings.read_only,
-            policy=policy_of(settings.eviction),
+            policy=policy_of(settings.eviction, settings.write_budget_bytes),
             now_s=self.clock_ns() // SECOND_NS,
             entitlements=accounts.entitlements,
         )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from kvfs.engine.device_watch import DeviceWear, whole_wear
-from kvfs.machine.hardware import drives_below, endurance_left, left_of, written_bytes
+from kvfs.machine.hardware import drives_below, endurance_left, left_of, life_of, written_bytes
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import loop_device
 
@@ -54,12 +54,16 @@ def test_without_a_block_device_nothing_is_known() -> None:
     assert endurance_left(memory) is None
 
 
+def nothing(_device: int) -> None:
+    """What a drive says that tells nothing."""
+
+
 def test_the_rate_is_that_of_the_last_minute(tmp_path: Path) -> None:
     counts = iter([1000, 1000, *range(2000, 100_000, 1000)])
     fd = os.open(tmp_path, os.O_RDONLY)
-    wear = DeviceWear(fd, lambda _: next(counts), lambda _: None)
+    wear = DeviceWear(fd, lambda _: next(counts), nothing, nothing)
     os.close(fd)
-    assert wear.shown() == {"written_bytes": None, "write_rate": None, "endurance_left": None}
+    assert set(wear.shown().values()) == {None}
     for now_s in range(0, 300, 5):
         wear.run_due(float(now_s))
     assert wear.shown()["write_rate"] == 200
@@ -75,7 +79,7 @@ def test_a_drive_that_does_not_answer_is_waited_for_by_nobody(tmp_path: Path) ->
         return 0.5
 
     fd = os.open(tmp_path, os.O_RDONLY)
-    wear = DeviceWear(fd, lambda _: None, ask)
+    wear = DeviceWear(fd, lambda _: None, ask, nothing)
     os.close(fd)
     for now_s in (0.0, 20.0, 4000.0, 8000.0):
         wear.run_due(now_s)
@@ -89,7 +93,7 @@ def test_drives_together_have_the_endurance_of_the_most_worn(tmp_path: Path) -> 
     """What one drive does not tell is not known of it, and does not hide the others."""
     fd = os.open(tmp_path, os.O_RDONLY)
     wears = [
-        DeviceWear(fd, lambda _, told=told: told.pop(0), lambda _, left=left: left)
+        DeviceWear(fd, lambda _, told=told: told.pop(0), lambda _, left=left: left, nothing)
         for told, left in (([100, 400, 700], 0.9), ([5, 15, 25], 0.4), ([None, None, None], None))
     ]
     os.close(fd)
@@ -100,3 +104,18 @@ def test_drives_together_have_the_endurance_of_the_most_worn(tmp_path: Path) -> 
     shown = whole_wear(wears)
     assert (shown["written_bytes"], shown["write_rate"]) == (620, 31.0)
     assert whole_wear(wears[2:]) == dict.fromkeys(shown)
+
+
+def test_what_a_drive_was_written_for_its_wear_tells_how_much_it_bears(tmp_path: Path) -> None:
+    log = {"percentage_used": 4, "data_units_written": 100_000_000}
+    assert life_of({"nvme_smart_health_information_log": log}) == pytest.approx(1.28e15)
+    assert life_of({"nvme_smart_health_information_log": {**log, "percentage_used": 0}}) is None
+    assert life_of({"nvme_smart_health_information_log": {"percentage_used": 4}}) is None
+    assert life_of(None) is None
+    fd = os.open(tmp_path, os.O_RDONLY)
+    wear = DeviceWear(fd, lambda _: None, lambda _: 0.96, lambda _: 1.28e15)
+    os.close(fd)
+    for now_s in (0.0, 20.0):
+        wear.run_due(now_s)
+    until(lambda: wear.shown()["endurance_left_bytes"] is not None, "the drive's answer")
+    assert whole_wear([wear])["endurance_left_bytes"] == pytest.approx(1.2288e15)

@@ -217,10 +217,11 @@ def with_counts(raw: bytes, change: Callable[[bytearray, int], object]) -> bytes
         (24, "<Q", 1 << 61),  # scaled later than now
         (32, "<d", float("nan")),  # the share written
         (32, "<d", 2.0),
-        (40, "<d", float("inf")),  # a gain
-        (112, "<H", 1024),  # no class
-        (114, "<d", -1.0),  # seen
-        (122, "<d", float("inf")),  # came back
+        (40, "<d", float("nan")),  # the price
+        (56, "<d", float("inf")),  # a gain
+        (128, "<H", 1024),  # no class
+        (130, "<d", -1.0),  # seen
+        (138, "<d", float("inf")),  # came back
     ],
 )
 def test_what_cannot_be_is_ignored_and_the_rows_are_not(

@@ -100,3 +100,27 @@ def test_while_nothing_is_used_nothing_is_judged(pool: Host) -> None:
     before = pool.store.admitted, pool.store.turned_away
     judge(pool)
     assert (pool.store.admitted, pool.store.turned_away) == before
+
+
+def test_with_a_budget_a_second_use_is_no_reason_to_write() -> None:
+    """So little may be written a day that nothing new is worth its price."""
+    with host() as made:
+        made.settings = dataclasses.replace(made.settings, eviction="gate", write_budget_bytes=100)
+        made.give_memory(ROOM_BYTES)
+        made.start_outliving()
+        try:
+            put(made.store, ROOT_INODE, b"first", content(99))
+            for at in range(4):
+                publish(made, b"held%d" % at, content(at))
+                judge(made)
+            gate = made.store.judges_by
+            assert isinstance(gate, MountedGate)
+            assert gate.budget.price > 1
+            ino = store_new(made)
+            judge(made)
+            assert get(made.store, ROOT_INODE, b"new") == content(1)
+            judge(made)
+            assert made.in_memory(ino).exists()
+            assert_exact(made)
+        finally:
+            made.forget_outliving()

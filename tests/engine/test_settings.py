@@ -92,6 +92,16 @@ def test_a_mistake_in_a_flag_names_the_command_line() -> None:
     assert rejected("", capacity="1G").startswith("command line: unknown setting 'capacity'")
 
 
+@pytest.mark.parametrize(
+    "rest", ["", 'eviction = "gate"', 'probation_bytes = "1G"', 'eviction = "lru"']
+)
+def test_a_budget_of_writes_needs_what_can_hold_it(rest: str) -> None:
+    budget = 'write_budget_bytes = "1T"\n'
+    assert "needs eviction" in rejected(budget + rest)
+    whole = Settings.from_toml(budget + 'eviction = "gate"\nprobation_bytes = "1G"')
+    assert whole.write_budget_bytes == 1 << 40
+
+
 def test_a_reload_takes_what_may_change_and_names_the_rest() -> None:
     running = Settings(source="/a", log_level="info", negative_timeout_s=60)
     fresh = Settings(source="/b", log_level="debug", negative_timeout_s=1, io_threads=9)

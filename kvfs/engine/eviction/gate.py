@@ -4,15 +4,20 @@ A burst of the heat, about a second, has what all clients asked for. It is cut b
 is known and follows one that is not: there the next prompt begins, whose head is known. What is new
 and worth it moves from memory to its drive. What is new and not worth it is the next to go, in
 memory and on the drive: a block that is on its drive already has cost its write.
+
+With a budget of writes (core/write_budget.py) what is written to the drives is counted here, by the
+counters of their kernel, or what moved there from memory, where there is none. A second use is then
+no reason to write a block either, unless it is worth it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from kvfs.core.admission import MountedGate
 from kvfs.core.types import InodeNo
+from kvfs.core.write_budget import HOURS
 from kvfs.engine.blocks.moves import Moves
 from kvfs.pool.pool import Pool
 from kvfs.storage.heat import BURST_S
@@ -21,8 +26,15 @@ from kvfs.storage.heat import BURST_S
 class Gate:
     """Judges the blocks of one pool whose policy is the gate; else does nothing."""
 
-    def __init__(self, pool: Pool, moves: Moves) -> None:
+    def __init__(
+        self, pool: Pool, moves: Moves, wear: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        """*wear* returns ``written_bytes`` since the start and ``endurance_left_bytes``.
+
+        None, or no such key: it is not known.
+        """
         self._pool = pool
+        self._wear = wear
         self._moves = moves
         policy = pool.rules.heat.policy
         self._policy: Final = policy if isinstance(policy, MountedGate) else None
@@ -36,6 +48,7 @@ class Gate:
         heat = self._pool.rules.heat
         if self._policy is None or now_s - self._judged_s < BURST_S:
             return
+        self._policy.budget.count(self._written_bytes(), now_s)
         self._policy.resize(len(heat))
         used = heat.used_in_bursts(self._judged_stamp)
         self._judged_s, self._judged_stamp = now_s, max(used.end, self._judged_stamp)
@@ -48,12 +61,19 @@ class Gate:
             verdicts = self._policy.judge(used.names[first:end], before[first:end])
             self._carry_out(used.inos[first:end], before[first:end], verdicts)
 
+    def _written_bytes(self) -> int:
+        """Return what was written to the drives since the start."""
+        told: int | None = self._wear().get("written_bytes")
+        return self._moves.moved_bytes if told is None else told
+
     def _carry_out(
         self, inos: Sequence[InodeNo], before: Sequence[int], verdicts: Sequence[bool]
     ) -> None:
         pool = self._pool
         for ino, had, worthy in zip(inos, before, verdicts, strict=True):
             if had:
+                if self.has_budget and worthy and pool.open.has_in_memory(ino):
+                    self._moves.order(ino)
                 continue
             self.admitted += worthy
             self.turned_away += not worthy
@@ -62,7 +82,31 @@ class Gate:
             elif pool.open.has_in_memory(ino):
                 self._moves.order(ino)
 
-    def describe(self) -> dict[str, float]:
+    @property
+    def has_budget(self) -> bool:
+        """Whether writes have a bound, so that the price alone decides of them."""
+        return self._policy is not None and self._policy.budget.a_day_bytes > 0
+
+    def _describe_budget(self) -> dict[str, float | None]:
+        """Return what of the budget was used, and how many days the drives last at this rate."""
+        used: list[float | None] = [None, None]
+        lasts_days = None
+        if self._policy is not None and self.has_budget:
+            budget, left = self._policy.budget, self._wear().get("endurance_left_bytes")
+            used = [budget.used_share(hours) for hours in (1, HOURS)]
+            if left is not None and used[1]:
+                lasts_days = round(left / (used[1] * budget.a_day_bytes), 1)
+        return {
+            "budget_bytes": self._policy.budget.a_day_bytes if self._policy is not None else 0,
+            "price": self._policy.budget.price if self._policy is not None else 0.0,
+            **{
+                f"used_{span}": None if share is None else round(share, 4)
+                for span, share in zip(("hour", "day"), used, strict=True)
+            },
+            "lasts_days": lasts_days,
+        }
+
+    def describe(self) -> dict[str, float | None]:
         """Return what a block must be worth now (hits in its stay), and how many were judged.
 
         Also what is known of classes, which outlives a restart.
@@ -74,6 +118,7 @@ class Gate:
             "turned_away": self.turned_away,
             "classes": classes,
             "hits_a_block": round(hits_a_block, 4),
+            **self._describe_budget(),
         }
 
 

@@ -70,13 +70,15 @@ class ProbationEnds:
         """Look at some blocks, and order the moves of those that are proven."""
         heat = self._pool.rules.heat
         touches = heat.touches
+        # With a budget the gate alone decides what is worth a write (gate.py).
+        by_use = not self._pool.settings.write_budget_bytes
         if not self._left:
             self._left = list(memory.inos())
             self._left.reverse()  # those that came first are looked at first
         looks, self._left = self._left[-_LOOKS_A_TICK:], self._left[:-_LOOKS_A_TICK]
         for ino in looks:
-            proven = touches(ino) >= _PROVEN_TOUCHES or heat.held_as(ino, Rank.RETAINED)
-            if proven and ino in memory:
+            proven = by_use and touches(ino) >= _PROVEN_TOUCHES
+            if (proven or heat.held_as(ino, Rank.RETAINED)) and ino in memory:
                 self.moves.order(ino)
 
     def _make_room(self, probation: Probation) -> None:

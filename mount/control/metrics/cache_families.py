@@ -92,5 +92,10 @@ CACHE_FAMILIES: Final = (
         "cache.device.endurance_left",
         "What is left of the writes that the drive's maker promises",
     ),
+    _gauge(
+        "device_endurance_left_bytes",
+        "cache.device.endurance_left_bytes",
+        "The same in bytes, by what the drives tell of their wear",
+    ),
     _gauge("uptime_seconds", "cache.uptime_s", "Since the server started"),
 )

@@ -37,7 +37,13 @@ NOT_FROM_THE_START = {
     # Of a drive: the pools of tests lie in memory or behind a loop device.
     "kvfs_device_written_bytes_total",
     "kvfs_device_endurance_left_ratio",
+    "kvfs_device_endurance_left_bytes",
     "kvfs_drive_endurance_left_ratio",
+    "kvfs_drive_endurance_left_bytes",
+    # Of a budget of writes, which this mount has not.
+    "kvfs_gate_used_hour_ratio",
+    "kvfs_gate_used_day_ratio",
+    "kvfs_gate_lasts_days",
     "kvfs_drive_written_bytes_total",
 }
 ACCEPT_OPEN = "Accept: application/openmetrics-text; version=1.0.0,text/plain;q=0.5"

@@ -19,10 +19,12 @@ NEAR: Final = 0.001
 
 
 @contextlib.contextmanager
-def gate_mount() -> Iterator[Supervised]:
+def gate_mount(*sets: str) -> Iterator[Supervised]:
     """Yield a mount with a gate that has judged blocks."""
     skip_without_mounts()
-    flags = ("--set", "eviction=gate", "--capacity=64M")
+    flags = ("--capacity=64M",)
+    for each in ("eviction=gate", *sets):
+        flags += ("--set", each)
     with (
         workplace("disk") as place,
         workplace() as pool,
@@ -79,3 +81,19 @@ def test_a_server_that_follows_goes_on_from_the_last_save() -> None:
         run_kvfs("upgrade", str(mounted.path))
         mounted.adopt()
         assert_goes_on(mounted, before)
+
+
+def test_a_budget_is_shown_and_its_price_outlives_a_stop() -> None:
+    """So small a budget that what is not judged yet uses it up."""
+    sets = ("probation_bytes=8M", "index_preallocate_bytes=1M", "write_budget_bytes=1M")
+    with gate_mount(*sets) as mounted:
+        until(lambda: told(mounted)["price"] > 0, "more is written than may be", JUDGED_WAIT_S)
+        before = told(mounted)
+        assert before["budget_bytes"] == MIB
+        assert before["used_hour"] > 1
+        assert before["used_day"] > 1
+        assert before["lasts_days"] is None
+        assert "budget" in run_kvfs("status", str(mounted.path)).stdout
+        mounted.stop()
+        mounted.start()
+        assert told(mounted)["price"] > 0
