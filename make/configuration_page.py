@@ -76,7 +76,7 @@ GROUPS: Final[dict[str, dict[str, Words]]] = {
     "What is mounted, and where": {
         "source": Words(
             "where the pool is: a drive, an image file, or a directory on XFS, ext4 or tmpfs; "
-            "several drives of one with commas between",
+            "several drives of one with commas between; or `UUID=` and the pool's UUID",
             "must be set",
         ),
         "mountpoint": Words("the directory at which it is served", "must be set"),

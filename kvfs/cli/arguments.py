@@ -10,7 +10,7 @@ from kvfs.client.servers import answer_of, status_of
 from kvfs.core.encryption import Encryption, parse_encryption
 from kvfs.core.errors import NotMounted, PathMissing, SourceBlank, SourceForeign, UsageError
 from kvfs.core.sizes import parse_size
-from kvfs.core.source_list import listed, sources_of
+from kvfs.core.source_list import is_by_uuid, listed, sources_of
 from kvfs.machine.mount_table import FS_TYPE, kvfs_at, mount_of, mounts, resolve_mountpoint
 
 #: The FILE that stands for standard output.
@@ -116,10 +116,13 @@ def source_of(given: Sequence[str]) -> str:
 def absolute_sources(given: Iterable[str], directory: str = "") -> list[str]:
     """Return the absolute path of each of the SOURCEs *given*, which may be lists of several.
 
-    *directory* is where relative ones begin; empty for the present directory.
+    *directory* is where relative ones begin; empty for the present directory. A UUID stays one.
     """
     each = (one for source in given for one in sources_of(source))
-    return [os.path.abspath(os.path.join(directory, one)) if one else "" for one in each]
+    return [
+        os.path.abspath(os.path.join(directory, one)) if one and not is_by_uuid(one) else one
+        for one in each
+    ]
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def configure(subparsers: "Subparsers") -> None:
         run,
         description="Check the pool in SOURCE, which must not be mounted. Without --repair nothing "
         "is written; damage ends with exit code 14.\nOf a pool of several drives give all, or one "
-        "by which the others are found.",
+        "by which the others are found; UUID=... of the pool finds all.",
         example="kvfs fsck /dev/nvme0n1 --repair",
     )
     add_sources(parser)

@@ -122,7 +122,7 @@ def configure_destroy(subparsers: "Subparsers") -> None:
         run_destroy,
         description="Remove the pool in SOURCE; of an encrypted one erase the key first. A SOURCE "
         "that is not a pool, or is mounted, is refused and left as it is.\nOf a pool of several "
-        "drives give all.",
+        "drives give all, or UUID=... of the pool.",
         example="kvfs destroy /dev/nvme0n1 --yes",
     )
     add_sources(parser)

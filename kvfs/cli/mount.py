@@ -18,7 +18,7 @@ from kvfs.client.user_file import read_file
 from kvfs.core.errors import UsageError
 from kvfs.core.mount_name import check_name, config_path, name_of
 from kvfs.core.settings import Settings
-from kvfs.core.source_list import listed
+from kvfs.core.source_list import is_by_uuid, listed
 from kvfs.machine.mount_table import resolve_mountpoint
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def configure(subparsers: "Subparsers") -> None:
         description="Serve the pool in SOURCE at MOUNTPOINT. Returns when the mount is ready, and "
         "leaves a server in the background.\nA blank SOURCE is made a pool first; anything else "
         "that is not a pool is refused. Of a pool of several drives give all, or one by which the "
-        "others are found.\nSettings come from the flags, then from --config or "
-        "/etc/kvfs/NAME.toml; --print-settings shows them all.",
+        "others are found; UUID=... of the pool finds all.\nSettings come from the flags, then "
+        "from --config or /etc/kvfs/NAME.toml; --print-settings shows them all.",
         example="kvfs mount /dev/nvme0n1 /kv -o uid=1000,mode=0755",
     )
     parser.add_argument("sources", metavar="SOURCE", nargs="*")
@@ -159,7 +159,7 @@ def load_settings(args: argparse.Namespace) -> Settings:
         raise UsageError("give SOURCE and MOUNTPOINT (or both in the file of --config)")
     for name in ("source", "mountpoint", "log_file", "metrics_textfile", "index_memory_dir"):
         value = getattr(settings, name)
-        if value and not os.path.isabs(value):
+        if value and not (os.path.isabs(value) or (name == "source" and is_by_uuid(value))):
             raise UsageError(f"{path}: {name}: {value!r} is not an absolute path")
     mountpoint = resolve_mountpoint(settings.mountpoint)
     textfile = settings.metrics_textfile

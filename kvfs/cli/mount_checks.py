@@ -12,7 +12,7 @@ from kvfs.client.dead_mount import DeadMount
 from kvfs.core.errors import MountpointUnusable, UsageError
 from kvfs.core.mount_name import CONFIG_DIRECTORY, LOG_DIRECTORY, RUN_DIRECTORY
 from kvfs.core.settings import Settings
-from kvfs.core.source_list import sources_of
+from kvfs.core.source_list import is_by_uuid, sources_of
 from kvfs.doctor.below_mount import below, told, uncovered
 from kvfs.machine.mount_table import kvfs_at, mount_of, resolve_mountpoint
 from kvfs.machine.mountpoint_guard import guard
@@ -112,7 +112,8 @@ def check_place(settings: Settings) -> None:
             "files the kernel makes; use a directory on another one"
         )
     for source in sources_of(settings.source):
-        _check_apart(source, mountpoint)
+        if not is_by_uuid(source):
+            _check_apart(source, mountpoint)
 
 
 def _check_apart(source: str, mountpoint: str) -> None:

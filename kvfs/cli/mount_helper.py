@@ -6,6 +6,7 @@
 
 import argparse
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from kvfs.cli.parser import OneLineParser
 from kvfs.cli.standard_streams import say
 from kvfs.core.errors import NotRoot, UsageError
 from kvfs.core.settings import Settings
+from kvfs.core.source_list import by_uuid, is_by_uuid
 from kvfs.machine.mount_table import resolve_mountpoint, unmount
 
 #: mount(8), "EXIT STATUS".
@@ -44,6 +46,8 @@ _SWITCHES: Final = frozenset(
     declared.name for declared in dataclasses.fields(Settings) if declared.type in (bool, "bool")
 )
 _MODES: Final = ("uid=", "gid=", "mode=")
+#: In front of a source that mount(8) leaves to kvfs.
+_OF_KVFS: Final = "kvfs#"
 #: One option; a comma inside quotation marks does not end it.
 _OPTION: Final = re.compile(r'(?:"[^"]*"|[^,"])+')
 
@@ -52,7 +56,8 @@ def mount_main(argv: Sequence[str] | None = None) -> int:
     """Run as ``mount.kvfs`` with *argv*; return the exit code."""
     try:
         args = mount_parser().parse_args(argv)
-        words = command_of(args.source, args.directory, args.options, sloppy=args.sloppy)
+        source = source_in_fstab(args.source)
+        words = command_of(source, args.directory, args.options, sloppy=args.sloppy)
     except UsageError as error:
         say(f"mount.kvfs: {error}")
         return MISUSED
@@ -82,7 +87,11 @@ def mount_parser() -> argparse.ArgumentParser:
         epilog="example:\n  mount -t kvfs /dev/nvme0n1 /kv -o capacity=500G,guard",
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="SOURCE", help="drive, image file or directory")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="drive, image file or directory; UUID=POOL or kvfs#POOL for the UUID of a pool",
+    )
     parser.add_argument("directory", metavar="DIR", help="the mountpoint")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="OPTIONS")
     parser.add_argument("-f", dest="fake", action="store_true", help="check the options; no more")
@@ -107,6 +116,18 @@ def _add_idle(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     for flag in ("-t", "-N"):
         parser.add_argument(flag, help=argparse.SUPPRESS)
+
+
+def source_in_fstab(text: str) -> str:
+    """Return the SOURCE that *text* of fstab(5) means: as it is, or behind ``kvfs#``.
+
+    mount(8) itself looks for the device of ``UUID=``, and systemd waits for it. What begins with
+    ``kvfs#``, as names of FUSE file systems may, comes here as it is.
+    """
+    if not text.startswith(_OF_KVFS):
+        return text
+    name = text.removeprefix(_OF_KVFS)
+    return name if os.path.isabs(name) or is_by_uuid(name) else by_uuid(name)
 
 
 def command_of(

@@ -49,7 +49,7 @@ RELOADABLE: Final = frozenset(
 class Settings:
     """The settings of one mount; ``None`` and the empty text mean "not set"."""
 
-    source: str = setting("", "must be given: a block device, an image file or a directory")
+    source: str = setting("", "must be given: a block device (or UUID=...), image or directory")
     mountpoint: str = setting("", "must be given: an existing directory")
     name: str = setting(
         "", "not set: made from the mountpoint, so that two mounts do not share a control socket"

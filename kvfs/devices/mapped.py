@@ -28,6 +28,14 @@ def mapping_over(block_path: str) -> Mapping | None:
     return None
 
 
+def encrypted_below(path: str) -> str:
+    """Return the device that the mapping *path* of kvfs's own encrypts; "" if it is none."""
+    place = f"/sys/class/block/{os.path.basename(os.path.realpath(path))}"
+    if way_of_mapping(_read(f"{place}/dm/name")) is None:
+        return ""
+    return f"/dev/{os.listdir(f'{place}/slaves')[0]}"
+
+
 def encryption_below(device_no: int) -> str:
     """Return what encrypts the file system with that st_dev.
 

@@ -16,6 +16,7 @@ from kvfs.core.errors import (
 from kvfs.core.source_list import sources_of
 from kvfs.core.types import FIRST_DRIVE, DriveNo
 from kvfs.devices import block, directory, image
+from kvfs.devices.by_uuid import located
 from kvfs.devices.device import Device, DirectoryReserve, SourceKind
 from kvfs.devices.pool_drives import (
     Unusable,
@@ -75,7 +76,8 @@ def open_drives(
 ) -> Device:
     """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
 
-    Those of its drives that are not among them are found by their UUIDs. Returns the first drive;
+    A source may be given by its UUID, and those of its drives that are not given are found by
+    theirs. Returns the first drive;
     the others close with it. One that was removed, cannot be found or opened has a stand-in
     (stand_in.py), unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides
     what the pool was
@@ -84,6 +86,7 @@ def open_drives(
     ToolMissing, NotRoot, KeyUnusable; in that case nothing in the sources has changed.
     """
 
+    sources = located(sources)
     refuse_twice(sources)
 
     def opened(source: str) -> Device:
@@ -97,7 +100,7 @@ def open_drives(
         if found[FIRST_DRIVE].header.several is None and unusable.found:
             _refuse_mixed(found[FIRST_DRIVE].source, unusable)
         missing: list[DriveNo] = []
-        for drive, at in others_of(found).items():
+        for drive, at in others_of([each.header for each in found]).items():
             one = _open_if_usable(at, opened, unusable) if at else None
             if one is None:
                 missing.append(drive)

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from kvfs.core.errors import CommandError, SourceBusy, SourceMissing, UsageError
 from kvfs.core.types import FIRST_DRIVE, DriveNo
+from kvfs.devices.by_uuid import device_with
 from kvfs.devices.device import Device, SourceKind
 from kvfs.devices.pool_files import PoolHeader, read_header, write_errors, write_header
-from kvfs.devices.probe import device_with
 
 #: Each has three open files that outlive a server (machine/held_files.py).
 SERVED_DRIVES_MAX: Final = 64
@@ -171,13 +171,13 @@ def refuse_other_pool(sources: tuple[str, str], headers: tuple[PoolHeader, PoolH
     raise UsageError(f"{sources[1]} is of another pool than {sources[0]}")
 
 
-def others_of(given: Sequence[Device]) -> dict[DriveNo, str]:
-    """Return the drives that a pool has beside *given*, and the device of each; "": not found.
+def others_of(given: Sequence[PoolHeader]) -> dict[DriveNo, str]:
+    """Return the drives that a pool has beside those with the headers *given*, and where each is.
 
-    Raises ToolMissing, SourceDamaged.
+    "": it was not found. Raises ToolMissing, SourceDamaged.
     """
-    several = given[0].header.membership
-    known = {*(device.header.drive for device in given), *several.removed}
+    several = given[0].membership
+    known = {*(header.drive for header in given), *several.removed}
     drives = enumerate(several.drives)
     return {DriveNo(at): device_with(uuid) for at, uuid in drives if at not in known}
 

@@ -46,12 +46,13 @@ def find_content(path: str) -> Content | None:
     return found
 
 
-def device_with(uuid: str) -> str:
-    """Return the path of the device whose file system has *uuid*; "" if none has.
+def tagged(tag: str) -> list[str]:
+    """Return the paths of all block devices here with *tag*, such as ``UUID=...``, by blkid(8).
 
-    Raises ToolMissing, SourceDamaged.
+    Asks each device anew, and no cache. Raises ToolMissing, SourceDamaged.
     """
-    return run_tool("blkid", "-U", uuid, timeout_s=_BLKID_TIMEOUT_S).stdout.strip()
+    asked = ("-c", os.devnull, "-o", "device", "-t", tag)
+    return run_tool("blkid", *asked, timeout_s=_BLKID_TIMEOUT_S).stdout.split("\n")[:-1]
 
 
 def read_blkid(output: str) -> Content | None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvfs.core.encryption import Way
 from kvfs.core.errors import SourceBusy, SourceDamaged, SourceMissing, UsageError
-from kvfs.core.source_list import sources_of
+from kvfs.core.source_list import is_by_uuid, sources_of
 from kvfs.devices import block, busy, directory, image
 from kvfs.devices.device import SourceKind
 from kvfs.devices.unlocked import mapping_of, told_as
@@ -48,9 +48,14 @@ def recognise(source: str) -> SourceKind:
 
 
 def kind_to_be(source: str, *, may_create: bool) -> SourceKind:
-    """Return the kind of *source*; a missing file may become an image. Raises SourceMissing."""
+    """Return the kind of *source*; a missing file may become an image.
+
+    Raises SourceMissing, UsageError.
+    """
     if not source:
         raise UsageError("SOURCE is empty; give a block device, an image file or a directory")
+    if is_by_uuid(source):
+        raise UsageError(f"{source} names a pool that is there; give the device or file itself")
     if os.path.lexists(source) or not may_create:
         return recognise(source)
     if source.endswith("/"):

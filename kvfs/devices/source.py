@@ -15,11 +15,13 @@ from kvfs.core.errors import (
 )
 from kvfs.core.setting_values import refuse_control_characters
 from kvfs.core.sizes import format_size
-from kvfs.core.source_list import sources_of
+from kvfs.core.source_list import is_by_uuid, listed, sources_of
 from kvfs.core.types import CAPACITY_MIN_BYTES, FIRST_DRIVE
 from kvfs.devices import block, busy, directory, dm_crypt, image, probe
+from kvfs.devices.by_uuid import located
 from kvfs.devices.device import DirectoryReserve, Fill, SourceKind
 from kvfs.devices.pool_drives import (
+    others_of,
     refuse_part,
     refuse_twice,
     refuse_unlike,
@@ -230,17 +232,37 @@ def unmake_drive(source: str, *, removes: bool = False) -> None:
 def destroy_source(source: str) -> None:
     """Make *source*, a pool that is not in use, blank again. Raises what open_source raises.
 
-    *source* lists all drives of a pool of several. In a directory only the pool's files are
-    removed; of a block device or image the key is erased, if it is encrypted, and the first and
-    last 4 MiB are zeroed. The sources are free again on return. Raises UsageError, with all
-    unchanged, if they are not all drives of one pool.
+    *source* lists all drives of a pool of several, or is its UUID, by which all are found. In a
+    directory only the pool's files are removed; of a block device or image the key is erased, if it
+    is encrypted, and the first and last 4 MiB are zeroed. The sources are free again on return.
+    Raises UsageError, with all unchanged, if they are not all drives of one pool.
     """
-    sources = sources_of(source)
+    named = sources_of(source)
+    sources = located(named)
     refuse_twice(sources)
-    refuse_part(sources, [_header_of(each) for each in sources])
-    wait_released(source)  # a look at an image attaches a loop device, which ends a moment later
+    headers = [_header_of(each) for each in sources]
+    if any(map(is_by_uuid, named)):
+        others = _others_of(source, headers)
+        sources, headers = (*sources, *others), [*headers, *map(_header_of, others)]
+    refuse_part(sources, headers)
+    # A look at an image attaches a loop device, which ends a moment later.
+    wait_released(listed(sources))
     for each in sources:
         _destroy(each)
+
+
+def _others_of(source: str, headers: Sequence[PoolHeader | None]) -> list[str]:
+    """Return where the other drives of the pool *source* are; those not found are left out.
+
+    *headers* are those of the drives that are known. Raises UsageError if none can be read.
+    """
+    known = [header for header in headers if header]
+    if not known:
+        raise UsageError(
+            f"{source}: which drives its pool has is not known, since its header is damaged, or "
+            "encrypted: name the device of each"
+        )
+    return [at for at in others_of(known).values() if at]
 
 
 def _header_of(source: str) -> PoolHeader | None:

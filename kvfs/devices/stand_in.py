@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from kvfs.core.errors import SourceDamaged
+from kvfs.core.source_list import by_uuid
 from kvfs.core.types import DriveNo
 from kvfs.devices.detached import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, mount_detached
 from kvfs.devices.device import Device
@@ -37,7 +38,7 @@ def stand_in(first: Device, drive: DriveNo, why: str, *, source: str = "") -> De
         ) from error
     device = Device(
         kind=first.kind,
-        source=source or f"UUID={uuid}",
+        source=source or by_uuid(uuid),
         fs_type=first.fs_type,
         header=first.header._replace(
             uuid=uuid,

@@ -10,6 +10,8 @@ import pytest
 
 from kvfs.cli.mount_helper import FAILED, MISUSED
 from kvfs.machine.mountpoint_guard import unguard
+from tests.support.devices.loop import loop_device
+from tests.support.devices.pools import DRIVE_BYTES
 from tests.support.machines.own_systemd import OwnSystemd, own_systemd
 from tests.support.mounts.mounting import skip_without_mounts, workplace
 
@@ -74,6 +76,20 @@ def test_mount_and_umount_by_hand(machine: Machine) -> None:
     assert machine.status(machine.place / "other")["capacity_bytes"] == 64 << 20
     machine.sh("umount other; mount -t fuse.kvfs c other; umount other")
     assert not machine.is_mounted(machine.place / "other")
+
+
+@pytest.mark.needs_loop
+def test_a_pool_by_its_uuid(machine: Machine) -> None:
+    """mount(8) looks for the device of ``UUID=`` itself, and leaves ``kvfs#`` to kvfs."""
+    with loop_device(DRIVE_BYTES) as drive:
+        uuid = json.loads(machine.sh(f"kvfs mkfs {drive.path} --json"))["uuid"]
+        for source in (f"UUID={uuid}", f"kvfs#{uuid}"):
+            machine.sh(f"mount -t kvfs {source} other")
+            assert machine.sh(f"findmnt -n -o SOURCE {machine.place}/other").strip() == drive.path
+            machine.sh("umount other")
+        machine.sh(f"kvfs destroy UUID={uuid} --yes")
+        code, said = machine.code_of(f"mount -t kvfs kvfs#{uuid} other")
+        assert (code, "no device here has this UUID" in said) == (FAILED, True)
 
 
 def test_a_mount_in_use_is_detached_when_asked(machine: Machine) -> None:
