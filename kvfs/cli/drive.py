@@ -13,6 +13,7 @@ from kvfs.cli.tables import LEAST_COLUMNS, Column, columns_for_tables, shown_tim
 from kvfs.cli.upgrade import replaced
 from kvfs.client.control_socket import ask
 from kvfs.client.servers import status_of
+from kvfs.core.encryption import parse_encryption
 from kvfs.core.errors import CommandError, ServeFailed, SourceBusy
 from kvfs.core.shown_names import printable
 from kvfs.core.sizes import count_of, format_size, shown_rate
@@ -103,9 +104,10 @@ def _configure_add(nested: "Subparsers") -> None:
         run_add,
         summary="make one more drive, and use it at once",
         description="Make SOURCE one more drive of the pool at MOUNT, which is in use meanwhile. "
-        "It is blank, and as the others are: a block\ndevice or an image file, or a directory. New "
-        "blocks go there too; nothing is moved. A server of this command's\nversion takes over, as "
-        "with `kvfs upgrade`: callers wait for a moment. Name the drive in fstab and units, too.",
+        "It is blank, and as the others are: a block\ndevice or an image file, or a directory. If "
+        "they are encrypted it is, too, with their key. New blocks go there too;\nnothing is "
+        "moved. A server of this command's version takes over, as with `kvfs upgrade`: callers "
+        "wait for a\nmoment. Where fstab and units list the drives, name it too.",
         example="kvfs drive add /kv /dev/nvme2n1",
     )
     parser.add_argument("mountpoint", metavar="MOUNT")
@@ -133,7 +135,14 @@ def run_add(args: argparse.Namespace) -> int:
     several = fields["several"]
     of_pool = several | {name: tuple(several[name]) for name in ("drives", "removed")}
     header = PoolHeader(**(fields | {"several": Membership(**of_pool)}))
-    format_one_more(source, plan["sources"], header, fill=found_pool, force=args.force)
+    format_one_more(
+        source,
+        plan["sources"],
+        header,
+        fill=found_pool,
+        force=args.force,
+        encryption=parse_encryption(plan.get("encryption", "")),  # an older server has none
+    )
     try:
         after = replaced(where, before, "drive-add", {"source": source})
         drives = after["drives"]

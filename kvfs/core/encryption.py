@@ -4,9 +4,11 @@ The first 16 MiB of an encrypted SOURCE are not: they hold the header of LUKS2, 
 key only a mark, since nothing on the drive may help to find that key.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kvfs.core.errors import KeyUnusable, UsageError
 from kvfs.core.sizes import MIB
 
 #: Where the encrypted bytes begin: as far as LUKS2 has its header by default.
@@ -36,6 +38,11 @@ class Encryption(NamedTuple):
     way: Way
     key_file: str = ""
 
+    @property
+    def text(self) -> str:
+        """What ``parse_encryption`` reads."""
+        return f"{self.way}={self.key_file}" if self.key_file else self.way
+
 
 class Lock(NamedTuple):
     """What an encrypted SOURCE says of itself; ``uuid`` is that of the drive's file system."""
@@ -64,6 +71,30 @@ def parse_encryption(text: str) -> Encryption | None:
     if equals and not key_file.startswith("/"):
         raise ValueError(f"key file {key_file!r} is not an absolute path")
     return Encryption(Way(name), key_file)
+
+
+def encryption_like(ways: Iterable[str], asked: Encryption | None) -> Encryption | None:
+    """Return how a drive is to be encrypted that joins others, so that it is as they are.
+
+    *ways* are what encrypts each of the others: a Way, or what is not kvfs's, which asks for
+    nothing. *asked* is how their pool was mounted. Raises KeyUnusable without their key file, and
+    UsageError if they are not alike.
+    """
+    found = set(ways)
+    own = found.intersection(Way)
+    if not own:
+        return None
+    if len(found) > 1:
+        raise UsageError("the drives of this pool are not encrypted alike: none can be added")
+    way = Way(own.pop())
+    if asked is not None and asked.way is way:
+        return asked
+    if way is Way.KEY_FILE:
+        raise KeyUnusable(
+            "the pool is encrypted, and its server was not told the key file",
+            "unmount it, and mount it with --encrypt=key-file=FILE",
+        )
+    return Encryption(way)
 
 
 def header_bytes(encryption: Encryption | None) -> int:

@@ -141,6 +141,16 @@ def open_luks(block_path: str, source: str, lock: Lock, encryption: Encryption |
     return _opened(block_path, source)
 
 
+def require_opens(path: str, encryption: Encryption) -> None:
+    """Raise KeyUnusable if the key file of *encryption* does not open the LUKS2 at *path*.
+
+    Another way has no key that could be tried. Only the header is read, whoever uses the drive.
+    """
+    if encryption.key_file:
+        key = ("--key-file", encryption.key_file)
+        _cryptsetup(path, "open", "--test-passphrase", "--type", "luks2", *key, path)
+
+
 def _open_ephemeral(block_path: str, source: str, lock: Lock) -> str:
     os.getrandom(1)  # waits until the kernel's random numbers are such: just after the boot
     key = ("--key-file", "/dev/urandom", "--keyfile-size", f"{_KEY_BYTES}")

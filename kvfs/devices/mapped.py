@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvfs.core.encryption import MARK_BYTES, Lock, Way, parse_lock, way_of_mapping
 from kvfs.core.errors import SourceDamaged
-from kvfs.devices.busy import holders_of
+from kvfs.devices.busy import holders_of, kernel_name
 
 
 class Mapping(NamedTuple):
@@ -30,7 +30,7 @@ def mapping_over(block_path: str) -> Mapping | None:
 
 def encrypted_below(path: str) -> str:
     """Return the device that the mapping *path* of kvfs's own encrypts; "" if it is none."""
-    place = f"/sys/class/block/{os.path.basename(os.path.realpath(path))}"
+    place = f"/sys/block/{kernel_name(path)}"
     if way_of_mapping(_read(f"{place}/dm/name")) is None:
         return ""
     return f"/dev/{os.listdir(f'{place}/slaves')[0]}"

@@ -124,10 +124,15 @@ def open_drives(
         return first
 
 
-def open_one_more(source: str, *, reserve: DirectoryReserve = RESERVE) -> Device:
+def open_one_more(
+    source: str,
+    *,
+    reserve: DirectoryReserve = RESERVE,
+    encryption: Encryption | None = None,
+) -> Device:
     """Open the one drive *source*, for a pool that it joins. Raises what open_drives raises."""
     kind = kind_to_be(source, may_create=False)
-    return _open(source, kind, None, read_only=False, reserve=reserve)
+    return _open(source, kind, encryption, read_only=False, reserve=reserve)
 
 
 def _open_if_usable(

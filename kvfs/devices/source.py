@@ -188,19 +188,25 @@ def format_one_more(
     fill: Fill,
     force: bool = False,
     reserve: DirectoryReserve = RESERVE,
+    encryption: Encryption | None = None,
 ) -> None:
     """Make *source* a drive with *header*, for a pool that has the sources *beside*.
 
-    Nothing is written before all checks have passed. Raises what format_drives raises.
+    *encryption* is that of the others, whose key it has to be. Nothing is written before all checks
+    have passed. Raises what format_drives raises.
     """
     kind = kind_to_be(source, may_create=False)
     _refuse_request(source, kind, None, None)
+    require_encryptable(source, kind, encryption)
     sources = [*beside, source]
     refuse_twice(sources)
     refuse_unlike(sources, [*map(recognise, beside), kind])
-    if any(mapping_of(each, recognise(each)) for each in beside):
+    if encryption is not None:
+        for each in beside:
+            dm_crypt.require_opens(each, encryption)
+    elif any(mapping_of(each, recognise(each)) for each in beside):
         raise UsageError(f"{source} cannot be added: the pool is encrypted, and it would not be")
-    _Wish(source, kind, header, None, force, fill, reserve, None).make()
+    _Wish(source, kind, header, None, force, fill, reserve, encryption).make()
 
 
 def _refuse_request(

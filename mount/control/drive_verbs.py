@@ -17,6 +17,7 @@ from typing import Any, Final
 import trio
 
 from kvfs.core.drives import DRIVES_MAX, SERIAL_END
+from kvfs.core.encryption import Encryption, encryption_like, parse_encryption
 from kvfs.core.errors import CommandError, ServeFailed, UsageError
 from kvfs.devices import Device, DirectoryReserve, open_one_more
 from kvfs.devices.pool_drives import (
@@ -115,17 +116,26 @@ class DriveVerbs:
         raise ServeFailed("the server that was to take over did not")
 
     async def _plan(self, _args: dict[str, Any]) -> dict[str, Any]:
-        """Return the header of a drive that may be added, and the sources of those that are there.
+        """Return the header of a drive that may be added, and how it is to be encrypted.
 
-        Raises UsageError, ServeFailed.
+        And the sources of those that are there. Raises UsageError, ServeFailed, KeyUnusable.
         """
         self._require_room()
         device = self._store.pool.device
         header = one_more_header(device.header)
         several = header.membership._asdict()
         header_fields = header._asdict() | {"several": several}
-        there = [drive.source for drive in device.drives if not drive.why_missing]
-        return {"header": header_fields, "sources": there}
+        there = [drive for drive in device.drives if not drive.why_missing]
+        encryption = encryption_like((one.encrypted_by for one in there), self._encryption())
+        return {
+            "header": header_fields,
+            "sources": [one.source for one in there],
+            "encryption": encryption.text if encryption is not None else "",
+        }
+
+    def _encryption(self) -> Encryption | None:
+        """Return how the pool's drives are opened, as the mount was told."""
+        return parse_encryption(self._store.pool.settings.encrypt)
 
     async def _add(self, args: dict[str, Any]) -> dict[str, Any]:
         """Add the drive ``source``, which is made already, and have the next server take over.
@@ -160,7 +170,7 @@ class DriveVerbs:
         reserve = DirectoryReserve(
             settings.directory_reserve_share, settings.directory_reserve_bytes
         )
-        more = open_one_more(source, reserve=reserve)
+        more = open_one_more(source, reserve=reserve, encryption=self._encryption())
         try:
             if more.header.membership.drive != len(device.drives):
                 raise UsageError(f"{source} is not the next drive of this pool")

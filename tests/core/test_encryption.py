@@ -9,12 +9,13 @@ from kvfs.core.encryption import (
     Encryption,
     Lock,
     Way,
+    encryption_like,
     ephemeral_mark,
     parse_encryption,
     parse_lock,
     way_of_mapping,
 )
-from kvfs.core.errors import UsageError
+from kvfs.core.errors import KeyUnusable, UsageError
 from kvfs.core.settings import Settings
 
 UUID = "0f3c8f64-1a8a-4f5e-9d53-6d0f8c7e2b11"
@@ -39,6 +40,7 @@ def luks2(subsystem: bytes, uuid: bytes) -> bytes:
 )
 def test_what_may_be_asked_for(text: str, found: Encryption | None) -> None:
     assert parse_encryption(text) == found
+    assert found is None or found.text == text
     assert Settings.from_toml(f'encrypt = "{text}"').encrypt == text
 
 
@@ -70,3 +72,19 @@ def test_no_bytes_are_taken_for_what_they_are_not(noise: bytes, head: bytes) -> 
     """A UUID that is none would become the name of a mapping."""
     lock = parse_lock(head + noise)
     assert lock is None or set(lock.uuid) <= set("0123456789abcdef-")
+
+
+def test_a_drive_that_joins_others_is_encrypted_as_they_are() -> None:
+    key = Encryption(Way.KEY_FILE, "/etc/kvfs/kv.key")
+    for plain in ([""], ["", ""], ["dm-crypt", "dm-crypt"], ["", "dm-crypt"], []):
+        assert encryption_like(plain, None) is None
+    assert encryption_like(["key-file", "key-file"], key) == key
+    for asked in (None, Encryption(Way.EPHEMERAL)):
+        assert encryption_like(["ephemeral"], asked) == Encryption(Way.EPHEMERAL)
+    assert encryption_like(["tpm", "tpm"], None) == Encryption(Way.TPM)
+    for lacking in (None, Encryption(Way.TPM)):
+        with pytest.raises(KeyUnusable, match="not told the key file"):
+            encryption_like(["key-file"], lacking)
+    for unlike in (["ephemeral", ""], ["key-file", "tpm"], ["tpm", "dm-crypt"]):
+        with pytest.raises(UsageError, match="not encrypted alike"):
+            encryption_like(unlike, key)

@@ -4,6 +4,7 @@ The end of a boot is played by closing the mapping: that is all that the kernel 
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -186,6 +187,53 @@ def test_a_key_file_keeps_the_pool_until_the_key_is_erased(
         opened = ["cryptsetup", "open", "--test-passphrase", "--key-file", str(key), part]
         assert subprocess.run(opened, check=False, capture_output=True).returncode != 0
     assert refusal(source, place, "-o", "ro")[0] == SOURCE_BLANK
+
+
+@pytest.mark.parametrize("way", ["ephemeral", "key-file"])
+def test_a_drive_that_is_added_has_the_key_of_the_pool(way: str, place: Path, key: Path) -> None:
+    """And none is written to without it. Only a server that can be followed adds one."""
+    if not kernel_has_passthrough():
+        pytest.skip("no server takes over here")
+    first, second = DRIVES
+    own = place / "own"
+    own.write_bytes(key.read_bytes())
+    own.chmod(0o600)
+    how = EPHEMERAL if way == "ephemeral" else f"--encrypt=key-file={own}"
+    uuid = json.loads(run_kvfs("mkfs", first, how, "--json").stdout)["uuid"]
+    with mount(f"UUID={uuid}", place, how) as mounted:
+        assert mounted.status()["source"] == first
+        (mounted.path / "block").write_bytes(BLOCK)
+        if way == "key-file":
+            for content in (os.urandom(64), None):
+                own.unlink()
+                if content is not None:
+                    own.write_bytes(content)
+                    own.chmod(0o600)
+                done = run_kvfs("drive", "add", str(mounted.path), second, check=False)
+                assert (done.returncode, done.stderr.count("\n")) == (KEY_UNUSABLE, 1), done.stderr
+                assert not any(any(chunk) for chunk in raw_bytes(second))
+            own.write_bytes(key.read_bytes())
+            own.chmod(0o600)
+        run_kvfs("drive", "add", str(mounted.path), second)
+        assert (mounted.status()["encryption"], len(mappings())) == (way, 2)
+        for number in range(8):
+            (mounted.path / f"{number}.tmp").write_bytes(BLOCK)
+            (mounted.path / f"{number}.tmp").rename(mounted.path / f"{number}")
+        assert mounted.status()["drives"]["1"]["blocks"] > 0
+        run_kvfs("sync", str(mounted.path))
+    assert not any(TEXT in chunk for chunk in raw_bytes(second))
+    with mount(f"UUID={uuid}", place, how) as mounted:
+        assert mounted.status()["source"] == f"{first},{second}"
+        assert all((mounted.path / f"{number}").read_bytes() == BLOCK for number in range(8))
+    opens = (how,) * (way == "key-file")
+    assert "9 blocks" in run_kvfs("fsck", f"UUID={uuid}", *opens).stdout
+    if way == "key-file":  # nothing there tells which drives it has
+        done = run_kvfs("destroy", f"UUID={uuid}", "--yes", check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (USAGE, 1), done.stderr
+        run_kvfs("destroy", first, second, "--yes")
+    else:
+        run_kvfs("destroy", f"UUID={uuid}", "--yes")
+    assert mappings() == []
 
 
 def test_whoever_has_a_file_open_keeps_the_mapping(place: Path, key: Path) -> None:
