@@ -4,6 +4,7 @@ from typing import Final
 
 from kvfs.doctor import (
     connector_rules,
+    drive_rules,
     machine_rules,
     nfs_rules,
     pool_rules,
@@ -38,6 +39,10 @@ RULES: Final[dict[str, Rule]] = {
     "OOM killer": server_rules.oom_killer,
     "NUMA": machine_rules.numa,
     "CPU wake-ups": machine_rules.wake_ups,
+    "GPUs": drive_rules.gpu_nodes,
+    "one device": drive_rules.shared_device,
+    "unlike drives": drive_rules.unlike_drives,
+    "RAID": drive_rules.raid,
     "I/O scheduler": machine_rules.io_scheduler,
     "rotating drive": machine_rules.rotating_drive,
     "read-ahead": machine_rules.read_ahead,

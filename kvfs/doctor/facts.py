@@ -12,6 +12,24 @@ from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.client.nfs.nfsd import Export
 
 
+class Link(NamedTuple):
+    """How a PCI device is connected."""
+
+    speed_gts: float
+    """Of one lane, in GT/s."""
+    lanes: int
+
+    @property
+    def rate(self) -> float:
+        """What it carries, to compare it with another one's."""
+        return self.speed_gts * self.lanes
+
+    @property
+    def text(self) -> str:
+        """As ``lspci -vv`` has it."""
+        return f"{self.speed_gts:g} GT/s x{self.lanes}"
+
+
 class Disk(NamedTuple):
     """A drive that holds blocks, as /sys/block shows it (Documentation/block/queue-sysfs.rst)."""
 
@@ -21,6 +39,27 @@ class Disk(NamedTuple):
     is_rotational: bool = False
     numa_node: int = -1
     """-1: the machine has one node, or does not say."""
+    model: str = ""
+    link: Link | None = None
+    unit: str = ""
+    """What namespaces of one NVMe have in common; empty for other drives."""
+
+
+class Volume(NamedTuple):
+    """A device that is made of several drives."""
+
+    name: str
+    level: str
+    """md's name, such as ``raid5``; ``raid`` if it is not known which, ``several`` for no RAID."""
+    disks: tuple[str, ...]
+
+
+class Gpu(NamedTuple):
+    """A GPU whose NUMA node is known."""
+
+    address: str
+    """On the PCI bus."""
+    numa_node: int
 
 
 class ReadAheadSetting(NamedTuple):
@@ -28,6 +67,18 @@ class ReadAheadSetting(NamedTuple):
 
     size_bytes: int
     path: str
+
+
+class DriveBelow(NamedTuple):
+    """What a drive of the pool lies on."""
+
+    number: int
+    source: str
+    disks: tuple[Disk, ...]
+    """Empty: memory, or a file system without a drive."""
+    volumes: tuple[Volume, ...] = ()
+    """Between the drive and its disks."""
+    read_ahead: ReadAheadSetting | None = None
 
 
 class BackingFs(NamedTuple):
@@ -147,7 +198,7 @@ class Facts:
     mountpoint: str
     source: str = ""
     kind: str = ""
-    """``block``, ``image`` or ``directory``."""
+    """``block``, ``image`` or ``directory``; empty if the drives of the pool are not alike."""
     server_pid: int = 0
     status: Mapping[str, Any] = field(default_factory=dict)
     """What the server says; empty for a mount through NFS."""
@@ -156,8 +207,13 @@ class Facts:
     backing: BackingFs | None = None
     below: Below | None = None
     disks: tuple[Disk, ...] | None = None
-    """None: unknown; empty: memory, or a file system without a drive."""
+    """Of all drives of the pool. None: unknown; empty: memory, or a file system without a drive."""
+    drives: tuple[DriveBelow, ...] | None = None
+    """By number, those that are there. None: one of them is not to be seen."""
+    gpus: tuple[Gpu, ...] | None = None
+    """None: the machine does not show which there are."""
     device_read_ahead: ReadAheadSetting | None = None
+    """The shortest of all drives."""
     fuse_read_ahead: ReadAheadSetting | None = None
     xfs: Xfs | None = None
     dirty: Dirty | None = None

@@ -5,7 +5,7 @@ No path on a mounted kvfs is ever looked at: if its server hangs, the doctor wou
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvfs.client.nfs.ganesha import ganeshas
@@ -13,6 +13,7 @@ from kvfs.client.nfs.nfsd import Export, told_exports
 from kvfs.client.servers import status_of
 from kvfs.client.subprocesses import seen_in_time
 from kvfs.core.errors import CommandError, NotMounted, UsageError
+from kvfs.core.source_list import sources_of
 from kvfs.core.types import DeviceState
 from kvfs.devices import recognise
 from kvfs.doctor.below_mount import below, told
@@ -22,13 +23,17 @@ from kvfs.doctor.facts import (
     ConnectorHabit,
     ConnectorLimit,
     Dirty,
+    Disk,
+    DriveBelow,
     Facts,
     NfsMount,
+    ReadAheadSetting,
     Wake,
     Xfs,
 )
 from kvfs.doctor.gather_connectors import limits_of_file
-from kvfs.doctor.gather_machine import Drives, cpus_of, limits_of, xfs_on
+from kvfs.doctor.gather_drives import Drives
+from kvfs.doctor.gather_machine import cpus_of, limits_of, xfs_on
 from kvfs.machine.hardware import (
     MAX_REQUEST_TIMEOUT,
     available_memory_bytes,
@@ -56,10 +61,10 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
             raise NotMounted(f"{error}; the directory itself holds {files}") from None
         raise
     source = str(status["source"])
-    kind = _kind(source)
-    backing = _backing(source) if kind in ("directory", "image") else None
-    drives = Drives()
-    device = _device_of(source, kind, drives)
+    machine, kinds = Drives(), {each: _kind(each) for each in sources_of(source)}
+    kind = kinds[source] if source in kinds else _one_of(kinds.values())
+    backing = _backing(source) if kind in ("directory", "image") and source in kinds else None
+    drives = _drives(status, kinds, machine)
     server_pid = int(status["server_pid"])
     given = _given(mountpoint, flags, files)
     limits, habits = _of_processes(mountpoint)
@@ -73,10 +78,12 @@ def gather(path: str, flags: Sequence[str] = (), files: Sequence[str] = ()) -> F
         habits_of_connectors=habits,
         backing=backing,
         below=below(mountpoint),
-        disks=drives.under(_home_of(source, kind, device)) if device is not None else None,
-        device_read_ahead=drives.read_ahead(device) if device is not None else None,
-        fuse_read_ahead=drives.mount_read_ahead(_number(present)) if present else None,
-        xfs=_xfs(source, kind) if _may_be_read(status) else None,
+        disks=None if drives is None else _disks(drives),
+        drives=drives,
+        gpus=machine.gpus(),
+        device_read_ahead=_shortest(drives or ()),
+        fuse_read_ahead=machine.mount_read_ahead(_number(present)) if present else None,
+        xfs=_xfs(source, kind) if source in kinds and _may_be_read(status) else None,
         dirty=_dirty(),
         zone_reclaim_mode=sysctl("vm.zone_reclaim_mode"),
         limits=limits_of(server_pid),
@@ -101,21 +108,33 @@ def _kind(source: str) -> str:
         return ""  # in another mount namespace, or removed
 
 
-def _device_of(source: str, kind: str, drives: Drives) -> int | None:
-    """Return the number of the device that the pool's file system lies on."""
-    try:
-        if kind == "block":
-            return os.stat(source).st_rdev
-        if kind == "image":
-            return drives.loop_of(os.path.realpath(source))
-        return os.stat(source).st_dev
-    except OSError:
-        return None
+def _one_of(kinds: Iterable[str]) -> str:
+    """Return the kind that all drives have; empty if they are of several."""
+    found = set(kinds)
+    return found.pop() if len(found) == 1 else ""
 
 
-def _home_of(source: str, kind: str, device: int) -> int:
-    """Return the device whose drives hold the bytes; for an image, that below the loop device."""
-    return os.stat(source).st_dev if kind == "image" else device
+def _drives(
+    status: Mapping[str, Any], kinds: Mapping[str, str], machine: Drives
+) -> tuple[DriveBelow, ...] | None:
+    """Return what each drive lies on; *kinds* has the kind of each source."""
+    rows: Mapping[str, Mapping[str, Any]] = status.get("drives", {})
+    numbers = {str(row["source"]): int(number) for number, row in rows.items()}
+    found = [
+        machine.below(numbers.get(source, at), source, kind)
+        for at, (source, kind) in enumerate(kinds.items())
+    ]
+    seen = tuple(one for one in found if one is not None)
+    return seen if len(seen) == len(found) else None
+
+
+def _disks(drives: Sequence[DriveBelow]) -> tuple[Disk, ...]:
+    return tuple({disk.name: disk for drive in drives for disk in drive.disks}.values())
+
+
+def _shortest(drives: Sequence[DriveBelow]) -> ReadAheadSetting | None:
+    known = [drive.read_ahead for drive in drives if drive.read_ahead is not None]
+    return min(known, default=None)
 
 
 def _backing(source: str) -> BackingFs | None:

@@ -1,6 +1,6 @@
-"""What the kernel shows: drives under a path and how each is set, and what a process may use.
+"""What the kernel shows of a process and what it may use, and what an XFS says of itself.
 
-sysfs(5), Documentation/block/queue-sysfs.rst; proc(5), cgroups(7).
+proc(5), cgroups(7).
 """
 
 import os
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kvfs.client.processes_on_mount import service_of
-from kvfs.core.sizes import KIB
-from kvfs.doctor.facts import Cpus, Disk, Limits, ReadAheadSetting, Xfs
+from kvfs.doctor.facts import Cpus, Limits, Xfs
 
 _SECTOR: Final = 4096
 #: struct xfs_dsb, big-endian: magic at 0, block size 4, blocks 8, log blocks 96, version 100,
@@ -23,80 +22,6 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _NODES: Final = Path("/sys/devices/system/node")
 #: cgroup v1 shows "no limit" as the largest number of whole pages.
 _NO_BOUND_BYTES: Final = 1 << 60
-
-
-class Drives:
-    """The block devices of the machine whose sysfs is *sysfs*; tests give another directory."""
-
-    def __init__(self, sysfs: str = "/sys") -> None:
-        self._sysfs = Path(sysfs)
-
-    def under(self, device_number: int) -> tuple[Disk, ...]:
-        """Return the drives below a device: the drive of a partition, the members of a RAID.
-
-        *device_number* is a st_dev or st_rdev. Empty if it is not a block device.
-        """
-        top = self._whole(device_number)
-        return tuple(self._disk(name) for name in self._bottom(top)) if top else ()
-
-    def read_ahead(self, device_number: int) -> ReadAheadSetting | None:
-        """Return the read-ahead that a file system on the device uses."""
-        top = self._whole(device_number)
-        return self._read_ahead(f"block/{top}/queue/read_ahead_kb") if top else None
-
-    def mount_read_ahead(self, device_number: int) -> ReadAheadSetting | None:
-        """Return the read-ahead of a mount without a drive, such as a FUSE mount."""
-        number = f"{os.major(device_number)}:{os.minor(device_number)}"
-        return self._read_ahead(f"class/bdi/{number}/read_ahead_kb")
-
-    def loop_of(self, image: str) -> int | None:
-        """Return the number of the loop device over the file *image*."""
-        for device in self._sysfs.glob("block/loop*"):
-            if self._text(f"block/{device.name}/loop/backing_file") == image:
-                major, minor = self._text(f"block/{device.name}/dev").split(":")
-                return os.makedev(int(major), int(minor))
-        return None
-
-    def _whole(self, device_number: int) -> str:
-        """Return the name of the drive or volume; for a partition, the name of its drive."""
-        number = f"{os.major(device_number)}:{os.minor(device_number)}"
-        link = self._sysfs / "dev" / "block" / number
-        if not link.exists():
-            return ""
-        device = link.resolve()
-        return device.parent.name if (device / "partition").exists() else device.name
-
-    def _bottom(self, name: str) -> list[str]:
-        below = self._sysfs / "block" / name / "slaves"
-        members = sorted(member.name for member in below.iterdir()) if below.is_dir() else []
-        found: list[str] = []
-        for member in members:
-            whole = (self._sysfs / "class" / "block" / member).resolve()
-            drive = whole.parent.name if (whole / "partition").exists() else member
-            found += [one for one in self._bottom(drive) if one not in found]
-        return found or [name]
-
-    def _disk(self, name: str) -> Disk:
-        chosen = self._text(f"block/{name}/queue/scheduler")
-        active = chosen.partition("[")[2].partition("]")[0]
-        # An NVMe namespace has its controller's node, one directory further up.
-        nodes = [self._text(f"block/{name}/{up}numa_node") for up in ("device/", "device/device/")]
-        return Disk(
-            name,
-            active,
-            self._text(f"block/{name}/queue/rotational") == "1",
-            int(next((node for node in nodes if node), "-1")),
-        )
-
-    def _read_ahead(self, file: str) -> ReadAheadSetting | None:
-        text = self._text(file)
-        return ReadAheadSetting(int(text) * KIB, f"/sys/{file}") if text.isdigit() else None
-
-    def _text(self, file: str) -> str:
-        try:
-            return (self._sysfs / file).read_text().strip()
-        except OSError:
-            return ""
 
 
 def xfs_on(path: str) -> Xfs | None:

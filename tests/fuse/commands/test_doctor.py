@@ -21,9 +21,11 @@ from kvfs.core.mount_name import name_of, socket_path
 from kvfs.doctor.examine import RULES
 from kvfs.doctor.facts import Disk, ReadAheadSetting
 from kvfs.doctor.gather import gather
-from kvfs.doctor.gather_machine import Drives, parse_ranges, xfs_on
+from kvfs.doctor.gather_drives import Drives
+from kvfs.doctor.gather_machine import parse_ranges, xfs_on
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.machine.mount_table import mounts
+from tests.support.doctor.sysfs_tree import write_tree
 from tests.support.mounts.mounting import KVFS, Mounted, run_kvfs, skip_without_mounts, workplace
 
 MIB = 1 << 20
@@ -309,13 +311,6 @@ def test_what_an_xfs_says_of_itself(tmp_path: Path) -> None:
     assert (made.inode_bytes, made.has_reflink, made.has_rmapbt) == (2048, True, False)
     assert made.size_bytes == 320 * MIB
     assert 4 * MIB <= made.log_bytes < 320 * MIB
-
-
-def write_tree(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def test_drives_of_a_partition_of_a_mirror(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kvfs.client.nfs.ganesha import Ganesha
 from kvfs.doctor.examine import RULES, examine
 from kvfs.doctor.facts import Below, ConnectorHabit, ConnectorLimit, Cpus, Facts, ReadAheadSetting
 from kvfs.doctor.gather import gather
+from tests.support.doctor.ill_drives import NVME, pool
 from tests.support.doctor.ill_exports import ganesha_with
 from tests.support.doctor.ill_mounts import CACHE, CHURNED, HEALTHY, ILL, SLOW
 from tests.support.mounts.copies import detach_copies
@@ -48,6 +49,9 @@ NOT_RUN: Final = {
     "kill 4711; ": "needs that server; test_export.py has a real one",
     "vllm serve ": "wants a GPU; test_doctor_habits.py reads it back",
     "taskset ": "run below with CPUs of this machine",
+    "grep . /sys/bus/pci/devices/": "needs a GPU whose node is known",
+    "kvfs drive drain /kv ": "needs a pool of several drives; test_drive_verbs.py has one",
+    "lsblk --inverse ": "needs a RAID",
 }
 
 
@@ -215,6 +219,7 @@ RUN: Final[list[tuple[str, Change]]] = [
     ("NUMA", far),
     ("read-ahead", read_ahead),
     ("rotating drive", lambda _: {"disks": tuple(d._replace(is_rotational=True) for d in DISKS)}),
+    ("unlike drives", lambda _: pool(NVME, NVME._replace(model="B"))),
     ("mount options", options("rw", "sync")),
     ("mount options", options("rw", "discard")),
     ("mount options", options("rw", "wsync")),

@@ -11,12 +11,14 @@ from kvfs.doctor.facts import (
     Cpus,
     Dirty,
     Disk,
+    DriveBelow,
     Facts,
     ReadAheadSetting,
     Wake,
     Xfs,
 )
 from kvfs.doctor.finding import Severity
+from tests.support.doctor.ill_drives import ILL_DRIVES
 from tests.support.doctor.ill_exports import ILL_EXPORTS, NFSD_OPTIONS, ganesha_with
 from tests.support.doctor.ill_servers import LIMITS, ill_servers
 
@@ -77,6 +79,8 @@ HEALTHY: Final = Facts(
     backing=HOME,
     below=Below(0, 0, is_whole=True),
     disks=(Disk("nvme0n1", "none", False, 1),),
+    drives=(DriveBelow(0, "/data/pool", (Disk("nvme0n1", "none", False, 1),)),),
+    gpus=(),
     device_read_ahead=ReadAheadSetting(4096 * KIB, "/sys/block/nvme0n1/queue/read_ahead_kb"),
     fuse_read_ahead=ReadAheadSetting(128 * KIB, "/sys/class/bdi/0:50/read_ahead_kb"),
     xfs=Xfs("/dev/nvme0n1", 4000 * GIB, 1024, 2 * GIB, has_reflink=False, has_rmapbt=False),
@@ -294,6 +298,7 @@ ILL: Final[list[tuple[str, dict[str, Any], Severity, str, str]]] = [
         "nvme0n1 is on NUMA node 1",
         "CPUAffinity=8 by `systemctl edit kvfs@kv.service`",
     ),
+    *ILL_DRIVES,
     ("I/O scheduler", disks(scheduler="bfq"), WARNING, "bfq", "echo none > /sys/block/nvme0n1/"),
     (
         "rotating drive",
