@@ -9,13 +9,22 @@ import pytest
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Driven
+from tests.support.store.serving import Serving
 from tests.support.store.stores import FILE, Host, allocate, get, put, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
 OLD: Final = b"old bytes" * 1000
+COUNT: Final = 5
 NEW: Final = b"new bytes" * 1000
 CRC: Final = b"user.kvfs.crc32c"
+
+
+def turn_clock(store: Driven) -> list[float]:
+    """Stop the clock of *store*; return what it says, in seconds, for the test to advance."""
+    now_s = [store.now_s()]
+    store.turn_clock(lambda: now_s[0])
+    return now_s
 
 
 def store_slab(store: Driven) -> InodeNo:
@@ -127,3 +136,42 @@ def test_of_many_damaged_blocks_so_many_are_kept_for_a_look(running: Host) -> No
         assert store.compare(ino) is False
     told = store.describe()["checksums"]
     assert (told["wrong"], told["quarantined_blocks"]) == (4, 2)
+
+
+def test_the_scrub_rests_while_a_client_writes(running: Host) -> None:
+    put(running.store, ROOT_INODE, b"K", OLD)
+    running.stop()
+    store = running.start(settings=dataclasses.replace(running.settings, verify="scrub"))
+    opened, _ = store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    now_s = turn_clock(store)
+    for _ in range(5):
+        now_s[0] += 2.0
+        store.tick()
+        assert not store.scrub_reads
+    store.close(opened, writer=True)
+
+    def begun() -> bool:
+        now_s[0] += 2.0
+        store.tick()
+        return store.scrub_reads
+
+    until(begun, "the scrub reads it")
+
+
+def test_the_scrub_leaves_none_out_whose_identity_must_be_fetched(running: Host) -> None:
+    for number in range(COUNT):
+        put(running.store, ROOT_INODE, b"%d" % number, OLD)
+    running.stop()
+    serving = Serving(running, dataclasses.replace(running.settings, verify="scrub"))
+    now_s = turn_clock(serving.store)
+
+    def told() -> dict[str, int]:
+        found: dict[str, int] = serving.store.describe()["checksums"]
+        return found
+
+    def is_done() -> bool:
+        now_s[0] += 2.0
+        return told()["rounds"] > 0
+
+    serving.tick_until(is_done, "a round of the scrub")
+    assert told()["right"] + told()["given"] == COUNT
