@@ -16,6 +16,8 @@ pytestmark = pytest.mark.usefixtures("caplog")
 
 DAY_NS = 86_400 * 10**9
 COUNT = 20
+#: More than one tick looks at.
+MANY = 200
 #: Longer than a server of files may be quiet (file_server_close_s).
 LONG_DAYS = 1.0
 
@@ -183,3 +185,17 @@ def test_what_is_gone_stays_gone(running: Host) -> None:
     tick_expiry(store)
     with pytest.raises(DeadInode):
         store.record(inos[0])
+
+
+def test_a_pass_goes_on_behind_the_last_block_that_it_looked_at(running: Host) -> None:
+    store, directory = running.store, make_directory(running, b"dir")
+    store.set_xattr(directory, TTL, b"7d")
+    inos = [stored(store, directory, b"%d" % number) for number in range(MANY)]
+    store.tick()
+    store.let_days_pass(8)
+    store.let_pass_begin()
+    now_s = store.now_s()
+    store.turn_clock(lambda: now_s)  # so that no other pass begins
+    for _ in range(8):
+        store.tick()
+    assert there(store, inos) == 0
