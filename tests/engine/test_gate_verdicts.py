@@ -124,3 +124,11 @@ def test_with_a_budget_a_second_use_is_no_reason_to_write() -> None:
             assert_exact(made)
         finally:
             made.forget_outliving()
+
+
+def test_what_is_used_again_is_no_new_block(pool: Host) -> None:
+    learn(pool)
+    before = pool.store.admitted, pool.store.turned_away
+    get(pool.store, ROOT_INODE, b"held0")
+    judge(pool)
+    assert (pool.store.admitted, pool.store.turned_away) == before
