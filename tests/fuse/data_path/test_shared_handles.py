@@ -380,3 +380,20 @@ def test_an_id_that_is_not_to_be_had_opens_nothing(desk: Desk) -> None:
     assert len(desk.handles) == 0
     desk.ids.fail_with = 0
     desk.load(ino)
+
+
+def test_beside_a_quiet_writer_no_handle_is_shared(desk: Desk) -> None:
+    """[life-server] Each open looks whether that one wrote again."""
+    ino = desk.put(b"one")
+    with desk.by_server():
+        writer, _ = desk.files.open(ino, os.O_RDWR)
+    for _ in range(2):
+        desk.store.pass_looks(1.0)
+    opened = desk.store.opened(ino)
+    assert (opened.writers, opened.quiet_writers) == (0, 1)
+    one, other = (desk.files.open(ino, os.O_RDONLY)[0] for _ in range(2))
+    assert one != other
+    for fh in (one, other):
+        desk.files.release(fh)
+    with desk.by_server():
+        desk.files.release(writer)
