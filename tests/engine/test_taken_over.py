@@ -284,3 +284,15 @@ def test_a_handle_of_what_is_gone_is_stale(running: Host) -> None:
         store.extent_fd(store.opened(InodeNo(77)))
     store.close(store.opened(InodeNo(77)), writer=False)
     assert store.open_inos == set()
+
+
+def test_a_draft_that_a_successor_kept_is_dropped_by_a_start_without_handles(
+    running: Host,
+) -> None:
+    draft, _ = running.store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    running.take_over(writer(draft))
+    running.kill()
+    store = running.start()
+    with pytest.raises(NotFound):
+        store.lookup(ROOT_INODE, b"draft")
