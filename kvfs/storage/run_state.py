@@ -66,6 +66,8 @@ class RunState(NamedTuple):
     that it had confirmed, and not all have been compared with their checksums since; 0: none.
 
     ``run``: which run wrote it, if the pool has several drives; else empty.
+
+    ``stale``: this drive was away in a run before, and was not swept since.
     """
 
     boot_id: str
@@ -78,6 +80,7 @@ class RunState(NamedTuple):
     logged: int = 0
     index_dir: str = ""
     run: str = ""
+    stale: bool = False
 
     @property
     def of_this_boot(self) -> bool:
@@ -147,8 +150,8 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
 def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[DriveNo]:
     """Return the drives that were away while the others were served. Raises OSError.
 
-    Those are of another run than the first drive, without which nothing is served. One without a
-    RUN has not run yet.
+    Those are of another run than the first drive, without which nothing is served, or say that they
+    were not swept since. One without a RUN has not run yet.
     """
     if not places[1:]:
         return frozenset()
@@ -158,8 +161,8 @@ def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[Dr
     run = found[0].run
     return frozenset(
         place.drive
-        for place, state in zip(places, found, strict=True)
-        if state is not None and state.run != run
+        for place, state in zip(places[1:], found[1:], strict=True)
+        if state is not None and (state.stale or state.run != run)
     )
 
 
@@ -187,6 +190,7 @@ def _stated(pool_fd: int, syscalls: Syscalls, superblock: str) -> RunState | Non
             logged=_logged(state) if clean and not moved else 0,
             index_dir="" if moved else _index_dir(state),
             run=str(state.get("run", "")),
+            stale=state.get("stale") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
@@ -249,6 +253,7 @@ def write_run_state(
     logged: int = 0,
     index_dir: str = "",
     run: str = "",
+    stale: bool = False,
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -263,6 +268,7 @@ def write_run_state(
         "logged": logged,
         "index": index_dir,
         **({"run": run} if run else {}),
+        **({"stale": True} if stale else {}),
     }
     text = json.dumps(state)
     try:
@@ -352,12 +358,13 @@ class PoolRun:
 
     @property
     def _places(self) -> list[RunPlace]:
-        away = self.stale
-        there = [place for place in self._all_places if place.drive not in self._lost]
-        return [place for place in there if place.drive not in away]
+        return [place for place in self._all_places if place.drive not in self._lost]
 
     def believe(self, age_base_ns: int) -> None:
-        """Write RUN on the stale drives, which have been swept. Raises OSError."""
+        """Write RUN on the stale drives, which have been swept: they are as the others now.
+
+        Raises OSError.
+        """
         stale, self.stale = self.stale, frozenset()
         places = [place for place in self._places if place.drive in stale]
         if places:
@@ -416,6 +423,7 @@ class PoolRun:
                 logged=logged,
                 index_dir="" if clean else self._index_dir,
                 run=self._run,
+                stale=place.drive in self.stale,
             )
 
         on_each(places, write, all_of_them=not clean)

@@ -11,7 +11,7 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE, DriveNo
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import PoolRun, RunPlace, distrust_index, read_pool_run
+from kvfs.storage.run_state import PoolRun, RunPlace, distrust_index, read_pool_run, stale_drives
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.stores import MIB, Host, host, put, settle, tree
 
@@ -85,10 +85,15 @@ def test_one_that_was_away_is_not_believed_nor_are_the_others(
     assert state.logged == 0
     assert not state.moved
     run = ran(places, clean=clean)
-    assert not read_pool_run(places, Syscalls()).trusted, "what was away is not swept yet"
     assert run.stale == ({away} if away else {1, 2}), "nothing is served without the first"
+    state = read_pool_run(places, Syscalls())
+    assert (state.trusted, state.clean) == (True, clean), "the index knows what is there since"
+    stale = run.stale
+    run = ran(places, clean=clean)
+    assert run.stale == stale, "what was away is not swept yet"
     run.believe(0)
     assert not run.stale
+    assert not stale_drives(places, Syscalls())
     assert read_pool_run(places, Syscalls()).trusted, "they have run together since"
 
 

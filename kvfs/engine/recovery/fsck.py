@@ -52,6 +52,7 @@ from kvfs.storage.run_state import (
     new_run,
     on_each,
     read_pool_run,
+    stale_drives,
     write_run_state,
 )
 from kvfs.storage.syscalls import Syscalls
@@ -117,6 +118,7 @@ class _Check:
     def run(self) -> FsckReport:
         state = read_pool_run(self._run_places, self._syscalls)
         self._said_clean = state.clean
+        self._stale = stale_drives(self._run_places, self._syscalls)
         self._doubtful_below = state.doubtful_below
         self._age_base_ns = state.present_age_base_ns
         if self._repair:
@@ -175,10 +177,14 @@ class _Check:
         If this is cut short, the next start rebuilds it again.
         """
         distrust_index(self._run_places, self._syscalls)
-        self._path = rebuild_index(
-            *(self._pool_fds, self._place, self._extents, self._settings),
-            *(self._syscalls, self._progress),
-        )
+        self._extents.lost.update(self._stale)
+        try:
+            self._path = rebuild_index(
+                *(self._pool_fds, self._place, self._extents, self._settings),
+                *(self._syscalls, self._progress),
+            )
+        finally:
+            self._extents.lost.difference_update(self._stale)
         self._is_made = True
         self._place.discard_others(self._path)
         remove_index(INDEX, self._pool_fd, self._syscalls)
@@ -307,6 +313,7 @@ class _Check:
                 logged=logged,
                 strays=strays,
                 run=run,
+                stale=not clean and place.drive in self._stale,
             )
 
         on_each(self._run_places, write, all_of_them=True)
