@@ -172,3 +172,40 @@ def test_of_many_blocks_the_last_are_known_to_be_right(
     for ino in inos:
         assert store.compare(ino)
     assert [store.is_doubted(ino) for ino in inos] == [True, False, False]
+
+
+def test_a_round_that_could_not_look_at_a_block_leaves_the_doubt(powered: Drive) -> None:
+    """Its name goes; whether the others are right is not known of that round."""
+    store = powered.start()
+    inos = [put(store, ROOT_INODE, b"%d" % number, BYTES) for number in range(3)]
+    store.sync()
+    powered.settings = dataclasses.replace(powered.settings, verify="scrub")
+    powered.cut(Cut.NOTHING)
+    store = powered.start()
+    now_s = [store.now_s()]
+    store.turn_clock(lambda: now_s[0])  # so that no round begins yet
+    settle(store)
+    fd = store.open_extent(inos[1], os.O_RDWR)
+    os.setxattr(fd, "trusted.kvfs.fixed", bytes(64))
+    os.close(fd)
+
+    def ended(rounds: int) -> bool:
+        now_s[0] += 2.0
+        store.tick()
+        return int(store.describe()["checksums"]["rounds"]) == rounds
+
+    until(lambda: ended(1), "a round of the scrub")
+    assert doubtful(store)
+    until(lambda: ended(2), "the next round")
+    assert not doubtful(store)
+
+
+def test_a_command_that_could_not_look_at_a_block_leaves_the_doubt(powered: Drive) -> None:
+    store, inos = cut_with(powered, 3)
+    fd = store.open_extent(inos[1], os.O_RDWR)
+    os.setxattr(fd, "trusted.kvfs.fixed", bytes(64))
+    os.close(fd)
+    assert store.verify_everything(inos).without == 1
+    assert doubtful(store)
+    store.verify_everything([inos[0], inos[2]])
+    assert not doubtful(store)

@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from kvfs.core.account import Accounts
 from kvfs.core.blocks_ahead import UNUSED_S
 from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.engine.by_command import EvictionOrder, EvictionProgress, carry_out
-from kvfs.engine.names.named import Named
+from kvfs.engine.durability.verifier import VerifyProgress, verify_all
+from kvfs.engine.names.named import STEP, Named
 from kvfs.engine.store import Store
 from kvfs.machine.processes import Maker, Processes
 from kvfs.pool.open.open_inodes import OpenInode
@@ -206,6 +207,13 @@ class Course:
         look = verifier.begin(ino)
         assert look is not None, "it has no checksum"
         return lambda: verifier.judge(look, verifier.read(look))
+
+    def verify_everything(self, inos: Iterable[InodeNo]) -> VerifyProgress:
+        """Compare the blocks *inos*, which are all, as ``kvfs verify`` does."""
+        progress = VerifyProgress()
+        for _ in verify_all(self.engine.verifier, iter(inos), progress, STEP, everything=True):
+            pass  # a thread reads
+        return progress
 
     @property
     def scrub_reads(self) -> bool:
