@@ -80,6 +80,24 @@ def test_a_chain_is_foretold_once_it_was_seen_twice() -> None:
     assert chains.links == len(CHAIN)
 
 
+def test_a_loop_that_the_open_is_not_in_is_foretold_once() -> None:
+    chains, (first, one, other) = Chains(), CHAIN[:3]
+    for _ in range(SURE):
+        load(chains, [first, *[one, other] * (SURE + 2)])
+    assert chains.opened(2, first, 8) == [one, other]
+
+
+def test_one_open_in_another_order_does_not_end_a_link_that_is_sure() -> None:
+    chains = Chains()
+    first, one, other = CHAIN[:3]
+    for _ in range(SURE):
+        load(chains, [first, one])
+    load(chains, [first, other])
+    assert chains.next_of(first) == NO_INODE
+    load(chains, [first, one])
+    assert chains.next_of(first) == one
+
+
 def test_no_more_than_the_depth_is_foretold_at_once() -> None:
     chains = Chains()
     for _ in range(SURE + 1):  # so that one open in another order changes nothing
