@@ -67,6 +67,11 @@ def test_a_source_tells_how_it_is_encrypted() -> None:
     assert way_of_mapping("vg-lv") is None
 
 
+@pytest.mark.parametrize("uuid", ["", UUID[:-1], UUID + "0"])
+def test_a_header_whose_uuid_is_no_uuid_is_not_ours(uuid: str) -> None:
+    assert parse_lock(luks2(Lock(Way.TPM, "").subsystem.encode(), uuid.encode())) is None
+
+
 @given(st.binary(max_size=512), st.sampled_from([b"", ephemeral_mark("")[:16], luks2(b"", b"")]))
 def test_no_bytes_are_taken_for_what_they_are_not(noise: bytes, head: bytes) -> None:
     """A UUID that is none would become the name of a mapping."""

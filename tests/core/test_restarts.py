@@ -104,3 +104,14 @@ def test_a_server_that_was_ended_for_another_one_has_not_died() -> None:
     restarts.replaced()
     restarts.started()
     assert restarts.died(LONG_S, by_sigkill=False) == FIRST_PAUSE_S
+
+
+def test_what_was_killed_before_an_upgrade_does_not_count_after_it() -> None:
+    restarts = Restarts()
+    for _ in range(KILLED.deaths_max - 1):
+        restarts.started()
+        assert restarts.died(LONG_S, by_sigkill=True) is not None
+    restarts.replaced()
+    assert restarts.deaths == 0
+    restarts.started()
+    assert restarts.died(LONG_S, by_sigkill=True) == 0.0
