@@ -159,6 +159,8 @@ def test_all_drives_but_the_first_may_be_missing(pool: Host) -> None:
     store = pool.start()
     assert tree(store) == found[0]
     drops_all(pool)
+    assert store.describe()["lost_blocks"] == len(found[1]) + len(found[2])
+    assert store.describe()["background_failures"] == 0
     put(store, ROOT_INODE, b"new", b"x")
     assert get(store, ROOT_INODE, b"new") == b"x"
 
