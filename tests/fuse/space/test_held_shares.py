@@ -190,6 +190,15 @@ def test_blocks_without_a_name_are_held_by_who_reads_them(
     goes_on(honest, pool.path)
 
 
+def test_a_leased_block_that_is_read_is_held_once(pool: Mounted, honest: Caller) -> None:
+    path = str(pool.path / "in place")
+    honest.os("close", draft(honest, pool.path / "in place"))
+    assert os.getxattr(path, "user.kvfs.state") == b"leased"
+    fd = honest.os("open", path, os.O_RDONLY)
+    assert held_bytes(pool, HONEST) == BLOCK_BYTES
+    honest.os("close", fd)
+
+
 def test_one_user_alone_has_everything(pool: Mounted, hostile: Caller) -> None:
     """[held-shares] Nobody else loses anything: the pool is full first."""
     with refused(errno.ENOSPC):
