@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,33 @@ def test_a_drive_whose_run_is_older_is_compared(pool: Host, away: int) -> None:
     settle(store)
     pool.stop()
     assert not pool.check().problems
+
+
+def test_a_repair_believes_nothing_of_a_drive_that_was_away(pool: Host, tmp_path: Path) -> None:
+    """What was removed meanwhile does not come back, though its files are whole there."""
+    store = pool.start()
+    for number in range(9):
+        put(store, ROOT_INODE, b"%d" % number, b"%d" % number * 5000)
+    pool.stop()
+    away = pool.drives[2]
+    shutil.copytree(away, tmp_path / "away")
+    store = pool.start()
+    for number in range(9):
+        store.unlink(ROOT_INODE, b"%d" % number)
+    put(store, ROOT_INODE, b"later", b"l" * 5000)
+    expected = tree(store)
+    settle(store)
+    pool.stop()
+    shutil.copytree(tmp_path / "away", away, dirs_exist_ok=True)
+    assert any((away / "extents").glob("??/*"))
+    for drive in pool.drives:
+        for log in drive.glob("log/*"):
+            log.unlink()
+    assert pool.check(repair=True).repaired
+    store = pool.start()
+    assert tree(store) == expected
+    settle(store)
+    pool.stop()
 
 
 class RefusingRun(Syscalls):
