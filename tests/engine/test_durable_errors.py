@@ -27,11 +27,15 @@ class Refusing(Syscalls):
 
     def __init__(self) -> None:
         self.next: dict[str, int] = {}
+        #: Whether each call fails from now on, and how many did.
+        self.lasts, self.refused = False, 0
 
     def _fail(self, name: str) -> None:
-        if threading.current_thread().name == "kvfs-durable" and name in self.next:
-            number = self.next.pop(name)
-            raise OSError(number, os.strerror(number))
+        if threading.current_thread().name == "kvfs-durable":
+            number = self.next.get(name) if self.lasts else self.next.pop(name, None)
+            if number is not None:
+                self.refused += 1
+                raise OSError(number, os.strerror(number))
 
     def sync_file_range(self, fd: int, flags: int) -> None:
         """Wait for the bytes of a block."""
@@ -84,6 +88,20 @@ def test_an_error_of_the_machine_costs_no_block(
     assert all(store.identity(ino) is not None for ino in inos)
     assert all(get(store, ROOT_INODE, b"%d" % each) == BYTES for each in range(3))
     assert figure(store, "failures") == 0
+
+
+@pytest.mark.parametrize("number", [errno.EINTR, errno.ENOMEM])
+def test_a_block_has_no_identity_before_its_bytes_were_waited_for(
+    store: Driven, calls: Refusing, number: int
+) -> None:
+    """However often that is refused: an identity says that the bytes are durable."""
+    ino = put(store, ROOT_INODE, b"K", BYTES)
+    calls.next["bytes"], calls.lasts = number, True
+    tick_until(store, lambda: calls.refused >= 3 or store.identity(ino) is not None, "it is tried")
+    assert store.identity(ino) is None
+    calls.next.clear()
+    tick_until(store, lambda: figure(store, "blocks") == 0, "it is durable")
+    assert store.identity(ino) is not None
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENXIO])
