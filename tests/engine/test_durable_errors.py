@@ -29,6 +29,14 @@ class Refusing(Syscalls):
         self.next: dict[str, int] = {}
         #: Whether each call fails from now on, and how many did.
         self.lasts, self.refused = False, 0
+        #: Whether the file system has shut itself down: it tells nobody how full it is.
+        self.shut_down = False
+
+    def statvfs(self, fd: int) -> os.statvfs_result:  # type: ignore[override]
+        """Tell how full the file system is."""
+        if self.shut_down:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().statvfs(fd)
 
     def _fail(self, name: str) -> None:
         if threading.current_thread().name == "kvfs-durable":
@@ -139,6 +147,21 @@ def test_a_flush_that_fails_is_told_and_costs_what_was_not_durable(
     after = put(store, ROOT_INODE, b"after", BYTES)
     tick_until(store, lambda: figure(store, "blocks") == 0, "the next one is durable")
     assert store.identity(after) is not None
+
+
+def test_of_a_file_system_that_has_shut_down_no_byte_is_believed(
+    store: Driven, calls: Refusing
+) -> None:
+    """One block tells of it; the others, and the flush, only seem to have succeeded."""
+    inos = [put(store, ROOT_INODE, b"%d" % each, BYTES) for each in range(3)]
+    calls.next["bytes"], calls.shut_down = errno.EIO, True
+    goal = store.goal()
+    with pytest.raises(OSError, match="the device failed"):
+        tick_until(store, lambda: store.reached(goal), "it is told")
+    assert (figure(store, "failures"), figure(store, "blocks")) == (1, 3)
+    assert [store.identity(ino) for ino in inos] == [None] * 3
+    tick_until(store, lambda: figure(store, "blocks") == 0, "nothing waits")
+    assert not any(store.has_row(ino) for ino in inos)
 
 
 def test_names_alone_are_durable_once_a_goal_is_reached() -> None:
