@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.core.errors import DriveNeeded
 from kvfs.core.types import ROOT_INODE
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Driven
@@ -237,6 +238,20 @@ def test_a_batch_that_one_drive_lacks_is_made_good_by_a_copy(pool: Host, guard: 
     without(pool.drives[1] / "log")
     start_after_power_loss(pool)
     assert_newest(pool, expected)
+
+
+def test_a_drive_that_alone_has_the_log_is_not_removed(pool: Host, guard: LoopGuard) -> None:
+    """Without it a start after a power loss would make the index anew, and lose names."""
+    store = pool.store
+    log_some(pool, 1)
+    with guard.failing("open", below=pool.drives[0] / "log"):
+        store.lose_unlogged_rows()
+        tick_until_logged_on(store, [1])
+        with pytest.raises(DriveNeeded, match="drive 1 alone has the log"):
+            store.require_removable(1)
+        store.require_removable(2)
+    tick_until_logged_on(store, [0, 1])
+    store.require_removable(1)
 
 
 def test_a_drive_that_fails_is_replaced_by_a_third(pool: Host, guard: LoopGuard) -> None:

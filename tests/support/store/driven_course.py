@@ -343,6 +343,11 @@ class Course:
         drains = self.engine.drains
         drains.learn(drains.drive(drive), drains.write(drains.drive(drive), draining=True))
 
+    def require_removable(self, drive: int) -> None:
+        """Ask whether a drive may be removed, and what it holds given up. Raises DriveNeeded."""
+        drains = self.engine.drains
+        drains.require_removable(drains.drive(drive), now=True)
+
     def evict_by_policy(self, size_bytes: int) -> int:
         """Evict so much as a command that leaves the choice to the policy; return its steps."""
         engine, progress = self.engine, EvictionProgress()
