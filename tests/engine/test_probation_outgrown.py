@@ -8,7 +8,13 @@ import pytest
 from kvfs.core.errors import NotAtHand
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.driven import Opened
-from tests.support.store.probation_host import ROOM_BYTES, SIZE_BYTES, content, probation_host
+from tests.support.store.probation_host import (
+    ROOM_BYTES,
+    SIZE_BYTES,
+    content,
+    copies,
+    probation_host,
+)
 from tests.support.store.stores import (
     FILE,
     MIB,
@@ -161,6 +167,23 @@ def test_a_draft_that_is_removed_meanwhile_leaves_nothing(pool: Host) -> None:
     assert not pool.in_memory(ino).exists()
     assert_no_strays(pool.store)
     assert_exact(pool)
+
+
+def test_a_draft_that_is_closed_meanwhile_is_copied_by_one(pool: Host) -> None:
+    """Else the first to end would remove the copy that counts for the other."""
+    opened, ino = begin(pool)
+    copied = lacking(pool, opened).begin()()
+    pool.store.close(opened, writer=True)
+    pool.store.move(ino)
+    assert ino in pool.store.in_memory, "its copy is not decided on"
+    copied()
+    pool.store.move(ino)
+    assert ino not in pool.store.in_memory
+    assert get(pool.store, ROOT_INODE, b"grows") == content(1)
+    settle(pool.store)
+    assert copies(pool, ino) == 1
+    assert_exact(pool)
+    assert_no_strays(pool.store)
 
 
 def test_a_block_that_is_rewritten_in_memory_may_outgrow_it_too(pool: Host) -> None:
