@@ -178,6 +178,20 @@ def test_what_came_first_goes_when_memory_is_full(pool: Host) -> None:
     assert_exact(pool)
 
 
+def test_what_is_to_move_does_not_go_when_memory_is_full(pool: Host) -> None:
+    """It is proven, however long it waits for its turn."""
+    inos = [publish(pool, b"%d" % at, content(at)) for at in range(ROOM_BYTES // SIZE_BYTES)]
+    assert pool.store.in_memory == set(inos)
+    pool.store.order_move(inos[0])
+    pool.store.tick()
+    pool.store.drain()
+    # A rename that came in another burst of uses is a second use: some may move beside it.
+    assert [pool.store.has_row(ino) for ino in inos].count(False) == 2, "an eighth of the room"
+    assert inos[0] not in pool.store.in_memory
+    assert get(pool.store, ROOT_INODE, b"0") == content(0)
+    assert_exact(pool)
+
+
 def test_a_large_block_goes_to_its_drive(pool: Host) -> None:
     put(pool.store, ROOT_INODE, b"large", b"x" * ROOM_BYTES)
     put(pool.store, ROOT_INODE, b"large2", b"x" * ROOM_BYTES)
