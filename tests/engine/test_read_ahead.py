@@ -190,6 +190,17 @@ def test_a_block_that_goes_ends_the_chain(chain: Chain) -> None:
     assert chain.figures() == {"links": COUNT - 2, "read": 1, "wasted": 1}
 
 
+@pytest.mark.parametrize(("number", "read"), [(1, []), (2, [1]), (5, [1, 2, 3, 4])])
+def test_a_block_that_is_being_rewritten_ends_the_chain(
+    chain: Chain, number: int, read: list[int]
+) -> None:
+    """Its bytes are its writer's, and those behind it are loaded after it, if at all."""
+    chain.learn()
+    chain.store.open(chain.blocks[number], writer=True, truncate=False)
+    chain.store.load(chain.blocks[0])
+    assert chain.asked() == read
+
+
 def test_a_drive_that_refuses_harms_nobody(chain: Chain) -> None:
     chain.learn()
     chain.calls.fails = True
