@@ -34,7 +34,8 @@ def gate_mount(*sets: str) -> Iterator[Supervised]:
             draft = mounted.path / "draft.tmp"
             draft.write_bytes(bytes([number]) * 100_000)
             draft.rename(mounted.path / str(number))
-        until(lambda: judged(mounted) >= BLOCKS, "blocks are judged", JUDGED_WAIT_S)
+        # Not all: one whose store went on in the next burst counts as used again.
+        until(lambda: judged(mounted) >= BLOCKS // 2, "blocks are judged", JUDGED_WAIT_S)
         yield mounted
         mounted.stop()
         assert mounted.errors() == [], "\n".join(mounted.errors())
@@ -57,10 +58,18 @@ def assert_goes_on(mounted: Supervised, before: dict[str, Any]) -> None:
         assert shown[known] == pytest.approx(before[known], abs=NEAR), known
 
 
+def told_when_all_is_judged(mounted: Supervised) -> dict[str, Any]:
+    """Return the same after a stop and a start: no burst waits for its verdicts then."""
+    mounted.stop()
+    mounted.start()
+    shown = told(mounted)
+    assert shown["classes"] > 0
+    return shown
+
+
 def test_a_stop_keeps_what_was_learned() -> None:
     with gate_mount() as mounted:
-        before = told(mounted)
-        assert before["classes"] > 0
+        before = told_when_all_is_judged(mounted)
         mounted.stop()
         mounted.start()
         assert judged(mounted) == 0
@@ -70,9 +79,7 @@ def test_a_stop_keeps_what_was_learned() -> None:
 def test_a_server_that_follows_goes_on_from_the_last_save() -> None:
     """After a stop nothing new is touched, so the last save has all."""
     with gate_mount() as mounted:
-        before = told(mounted)
-        mounted.stop()
-        mounted.start()
+        before = told_when_all_is_judged(mounted)
         if mounted.status()["takeover"] != "possible":
             pytest.skip("no take-over on this kernel")
         mounted.kill_server()
