@@ -17,7 +17,7 @@ from kvfs.core.types import FIRST_DRIVE
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
 from kvfs.engine.recovery.lost_drives import LostDrives
-from kvfs.machine.hardware import endurance_bytes, endurance_left, written_bytes
+from kvfs.machine.hardware import Endurance, endurance_of, written_bytes
 from kvfs.machine.kernel_log import KernelLog
 from kvfs.pool.figures.cache_figures import Tally
 from kvfs.pool.pool import Pool
@@ -153,25 +153,22 @@ class DeviceWear:
         self,
         pool_fd: int,
         written: Callable[[int], int | None] = written_bytes,
-        ask: Callable[[int], float | None] = endurance_left,
-        ask_life: Callable[[int], float | None] = endurance_bytes,
+        ask: Callable[[int], Endurance] = endurance_of,
     ) -> None:
         """*pool_fd* is the pool's directory there.
 
-        *written*, *ask* and *ask_life* take a device number (st_dev), as in hardware.py.
+        *written* and *ask* take a device number (st_dev), as in hardware.py.
         """
         self._device = os.fstat(pool_fd).st_dev
         self._written = written
         self._ask = ask
-        self._ask_life = ask_life
         #: Bytes written to the device before the server started; None: not known.
         self._before = written(self._device)
         #: When (s), and the counter then.
         self._looks: deque[tuple[float, int]] = deque()
         self._ask_at_s: float | None = None
         self._asking: threading.Thread | None = None
-        self._left: float | None = None
-        self._life_bytes: float | None = None
+        self._told = Endurance()
 
     def run_due(self, now_s: float) -> None:
         """Look at the counter, or ask the drive, if that is due."""
@@ -191,8 +188,7 @@ class DeviceWear:
             self._asking.start()
 
     def _ask_drive(self) -> None:
-        self._left = self._ask(self._device)
-        self._life_bytes = self._ask_life(self._device)
+        self._told = self._ask(self._device)
 
     @property
     def counted_bytes(self) -> int | None:
@@ -208,14 +204,15 @@ class DeviceWear:
             (first_s, first_bytes), (last_s, last_bytes) = self._looks[0], self._looks[-1]
             if last_s > first_s:
                 rate = round((last_bytes - first_bytes) / (last_s - first_s), 1)
-        left = None
-        if self._left is not None and self._life_bytes is not None:
-            left = max(0, int(self._left * self._life_bytes))
+        left, life_bytes = self._told
+        left_bytes = None
+        if left is not None and life_bytes is not None:
+            left_bytes = max(0, int(left * life_bytes))
         return {
             "written_bytes": self.counted_bytes,
             "write_rate": rate,
-            "endurance_left": self._left,
-            "endurance_left_bytes": left,
+            "endurance_left": left,
+            "endurance_left_bytes": left_bytes,
         }
 
 

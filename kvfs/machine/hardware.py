@@ -2,7 +2,7 @@
 
 ``/sys/dev/block`` shows which device lies on which: a partition on its drive, md and dm on others,
 a loop device on a file. smartctl(8) reports the wear of NVMe and SATA drives. It may hang on a
-failing one: call ``endurance_left`` in a thread of its own.
+failing one: call ``endurance_of`` in a thread of its own.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 #: How long Linux's haltpoll waits before it gives the CPU to the host, at most.
 #: (Documentation/virt/guest-halt-polling.rst)
@@ -180,25 +180,25 @@ def parse_written(counters: str) -> int | None:
         return None
 
 
-def endurance_left(device: int) -> float | None:
-    """Return the share of its endurance that the most worn drive below *device* has left.
+class Endurance(NamedTuple):
+    """What drives say of how much they may be written; None: they do not tell.
 
-    None if no drive reports it, or without smartctl. Below 0 a drive was written more than its
-    maker promised. Takes some 0.1 s a drive.
+    ``left`` is the share that the most worn one has left: below 0 it was written more than its
+    maker promised. ``life_bytes`` is what all of them may be written in their life, by their wear:
+    one tells what it was written and which share of its life that was, from one percent on.
     """
-    told = [left for name in drives_below(device) if (left := _left(name)) is not None]
-    return min(told, default=None)
+
+    left: float | None = None
+    life_bytes: float | None = None
 
 
-def endurance_bytes(device: int) -> float | None:
-    """Return how much may be written to the drives below *device* in their life, by their wear.
-
-    A drive tells what it was written and which share of its life that was. None until that is one
-    percent, and if one of them does not tell.
-    """
-    told = [life_of(_told_by(name)) for name in drives_below(device)]
-    known = [life for life in told if life is not None]
-    return sum(known) if known and len(known) == len(told) else None
+def endurance_of(device: int) -> Endurance:
+    """Return what the drives below *device* say. Takes some 0.1 s a drive; needs smartctl."""
+    told = [_told_by(name) for name in drives_below(device)]
+    left = [share for each in told if (share := left_of(each)) is not None]
+    lives = [life for each in told if (life := life_of(each)) is not None]
+    whole = sum(lives) if lives and len(lives) == len(told) else None
+    return Endurance(min(left, default=None), whole)
 
 
 def drives_below(device: int, depth: int = 0) -> list[str]:
@@ -224,11 +224,7 @@ def _numbers(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-def _left(name: str) -> float | None:
-    return left_of(_told_by(name))
-
-
-def _told_by(name: str) -> Any:  # noqa: ANN401
+def _told_by(name: str) -> object:
     """Return what smartctl says of drive *name*; None: nothing."""
     command = ["smartctl", "--json", "--attributes", f"/dev/{name}"]
     try:
@@ -258,15 +254,19 @@ def left_of(told: Any) -> float | None:  # noqa: ANN401
     return None
 
 
-def life_of(told: Any) -> float | None:  # noqa: ANN401
+def life_of(told: object) -> float | None:
     """Return the bytes that a drive is written in its life, by *told*; None: it cannot be told.
 
     NVMe counts in units of 512,000 bytes, and its wear in whole percent.
     """
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        log = told["nvme_smart_health_information_log"]
-        used = float(log["percentage_used"]) / 100
-        return float(log["data_units_written"]) * NVME_UNIT_BYTES / used if used > 0 else None
+    match told:
+        case {
+            "nvme_smart_health_information_log": {
+                "percentage_used": int() | float() as used_percent,
+                "data_units_written": int() | float() as units,
+            }
+        } if used_percent > 0:
+            return units * NVME_UNIT_BYTES * 100 / used_percent
     return None
 
 

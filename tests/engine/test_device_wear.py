@@ -8,7 +8,14 @@ from typing import Any, Final
 import pytest
 
 from kvfs.engine.device_watch import DeviceWear, whole_wear
-from kvfs.machine.hardware import drives_below, endurance_left, left_of, life_of, written_bytes
+from kvfs.machine.hardware import (
+    Endurance,
+    drives_below,
+    endurance_of,
+    left_of,
+    life_of,
+    written_bytes,
+)
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import loop_device
 
@@ -51,17 +58,18 @@ def test_without_a_block_device_nothing_is_known() -> None:
     memory = os.stat("/dev/shm").st_dev
     assert written_bytes(memory) is None
     assert drives_below(memory) == []
-    assert endurance_left(memory) is None
+    assert endurance_of(memory) == Endurance(None, None)
 
 
-def nothing(_device: int) -> None:
+def nothing(_device: int) -> Endurance:
     """What a drive says that tells nothing."""
+    return Endurance(None, None)
 
 
 def test_the_rate_is_that_of_the_last_minute(tmp_path: Path) -> None:
     counts = iter([1000, 1000, *range(2000, 100_000, 1000)])
     fd = os.open(tmp_path, os.O_RDONLY)
-    wear = DeviceWear(fd, lambda _: next(counts), nothing, nothing)
+    wear = DeviceWear(fd, lambda _: next(counts), nothing)
     os.close(fd)
     assert set(wear.shown().values()) == {None}
     for now_s in range(0, 300, 5):
@@ -73,13 +81,13 @@ def test_the_rate_is_that_of_the_last_minute(tmp_path: Path) -> None:
 def test_a_drive_that_does_not_answer_is_waited_for_by_nobody(tmp_path: Path) -> None:
     answers, asked = threading.Event(), []
 
-    def ask(device: int) -> float:
+    def ask(device: int) -> Endurance:
         asked.append(device)
         answers.wait(60)
-        return 0.5
+        return Endurance(0.5, None)
 
     fd = os.open(tmp_path, os.O_RDONLY)
-    wear = DeviceWear(fd, lambda _: None, ask, nothing)
+    wear = DeviceWear(fd, lambda _: None, ask)
     os.close(fd)
     for now_s in (0.0, 20.0, 4000.0, 8000.0):
         wear.run_due(now_s)
@@ -93,7 +101,7 @@ def test_drives_together_have_the_endurance_of_the_most_worn(tmp_path: Path) -> 
     """What one drive does not tell is not known of it, and does not hide the others."""
     fd = os.open(tmp_path, os.O_RDONLY)
     wears = [
-        DeviceWear(fd, lambda _, told=told: told.pop(0), lambda _, left=left: left, nothing)
+        DeviceWear(fd, lambda _, told=told: told.pop(0), lambda _, left=left: Endurance(left, None))
         for told, left in (([100, 400, 700], 0.9), ([5, 15, 25], 0.4), ([None, None, None], None))
     ]
     os.close(fd)
@@ -113,7 +121,7 @@ def test_what_a_drive_was_written_for_its_wear_tells_how_much_it_bears(tmp_path:
     assert life_of({"nvme_smart_health_information_log": {"percentage_used": 4}}) is None
     assert life_of(None) is None
     fd = os.open(tmp_path, os.O_RDONLY)
-    wear = DeviceWear(fd, lambda _: None, lambda _: 0.96, lambda _: 1.28e15)
+    wear = DeviceWear(fd, lambda _: None, lambda _: Endurance(0.96, 1.28e15))
     os.close(fd)
     for now_s in (0.0, 20.0):
         wear.run_due(now_s)
