@@ -121,7 +121,7 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
     """
     if not places[1:]:
         return read_run_state(places[0].pool_fd, syscalls, places[0].superblock)
-    found = [_stated(place.pool_fd, syscalls, place.superblock) for place in places]
+    found = _all_stated(places, syscalls)
     said = [state for state in found if state is not None]
     if not said:
         return RunState("", clean=all(_never_ran(place.pool_fd, syscalls) for place in places))
@@ -129,7 +129,7 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
     #: The version before wrote one RUN, which says nothing of its run, on the first drive.
     is_one = len(runs) == 1 and (runs == {""} or len(said) == len(found))
     is_clean = is_one and any(state.clean for state in said)
-    stale = stale_drives(places, syscalls)
+    stale = _stale_among(places, found)
     there = [
         state
         for place, state in zip(places, found, strict=True)
@@ -148,14 +148,22 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
 
 
 def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[DriveNo]:
-    """Return the drives that were away while the others were served. Raises OSError.
+    """Return the drives that were away while the others were served. Raises OSError."""
+    return _stale_among(places, _all_stated(places, syscalls)) if places[1:] else frozenset()
+
+
+def _all_stated(places: Sequence[RunPlace], syscalls: Syscalls) -> list[RunState | None]:
+    return [_stated(place.pool_fd, syscalls, place.superblock) for place in places]
+
+
+def _stale_among(
+    places: Sequence[RunPlace], found: Sequence[RunState | None]
+) -> frozenset[DriveNo]:
+    """Return the drives of *places*, with the RUNs *found*, that were away.
 
     Those are of another run than the first drive, without which nothing is served, or say that they
     were not swept since. One without a RUN has not run yet.
     """
-    if not places[1:]:
-        return frozenset()
-    found = [_stated(place.pool_fd, syscalls, place.superblock) for place in places]
     if found[0] is None:
         return frozenset()
     run = found[0].run

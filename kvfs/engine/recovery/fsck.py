@@ -177,14 +177,11 @@ class _Check:
         If this is cut short, the next start rebuilds it again.
         """
         distrust_index(self._run_places, self._syscalls)
-        self._extents.lost.update(self._stale)
-        try:
-            self._path = rebuild_index(
-                *(self._pool_fds, self._place, self._extents, self._settings),
-                *(self._syscalls, self._progress),
-            )
-        finally:
-            self._extents.lost.difference_update(self._stale)
+        self._path = rebuild_index(
+            *(self._pool_fds, self._place, self._extents, self._settings),
+            *(self._syscalls, self._progress),
+            stale=self._stale,
+        )
         self._is_made = True
         self._place.discard_others(self._path)
         remove_index(INDEX, self._pool_fd, self._syscalls)

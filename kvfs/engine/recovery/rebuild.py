@@ -10,7 +10,7 @@ import functools
 import logging
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ from kvfs.core.records import (
     parse_inodes,
 )
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, DriveNo, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
 from kvfs.storage.extents import Extents
@@ -89,10 +89,13 @@ def rebuild_index(
     settings: Settings,
     syscalls: Syscalls,
     progress: Progress | None = None,
+    *,
+    stale: Collection[DriveNo],
 ) -> str:
     """Make an index in *place* from the identities; return its path. In the pool it is durable.
 
-    *pool_fds* are the directories of the pool's drives; a new index is in the first.
+    *pool_fds* are the directories of the pool's drives; a new index is in the first. Of drives that
+    were away, and are *stale*, no file is believed: what it was may have been removed since.
 
     Extents that got no inode are left to the sweep. An old index in the pool is kept until the new
     one is complete. If there is no space for both, it is removed first, since nothing is read from
@@ -100,6 +103,8 @@ def rebuild_index(
     """
     pool_fd = pool_fds[FIRST_DRIVE]
     rebuild = _Rebuild(pool_fds, place, extents, settings, syscalls, progress)
+    unbelieved = set(stale) - extents.lost
+    extents.lost.update(unbelieved)
     try:
         path, counters = rebuild.run()
     except NoSpace:
@@ -107,6 +112,8 @@ def rebuild_index(
             raise
         remove_index(INDEX, pool_fd, syscalls)
         path, counters = rebuild.run()
+    finally:
+        extents.lost.difference_update(unbelieved)
     forget_log(pool_fds, syscalls)
     path = place.finish(path)
     _log.warning(

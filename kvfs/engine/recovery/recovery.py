@@ -181,8 +181,9 @@ def _made(
 
     def rebuild(place: IndexPlace) -> str:
         with contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents:
-            extents.lost.update(stale_drives(device.run_places, syscalls))
-            return rebuild_index(device.pool_fds, place, extents, settings, syscalls, progress)
+            stale = stale_drives(device.run_places, syscalls)
+            made = (device.pool_fds, place, extents, settings, syscalls, progress)
+            return rebuild_index(*made, stale=stale)
 
     return Recovered(_in_memory_or_pool(device, settings, syscalls, place, rebuild), sweep_due=True)
 
