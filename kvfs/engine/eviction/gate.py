@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kvfs.core.admission import MountedGate
 from kvfs.core.types import InodeNo
-from kvfs.core.write_budget import HOURS
+from kvfs.core.write_budget import HOURS, WriteBudget
 from kvfs.engine.blocks.moves import Moves
 from kvfs.pool.pool import Pool
 from kvfs.storage.heat import BURST_S
@@ -38,6 +38,7 @@ class Gate:
         self._moves = moves
         policy = pool.rules.heat.policy
         self._policy: Final = policy if isinstance(policy, MountedGate) else None
+        self._budget: Final = WriteBudget(0) if self._policy is None else self._policy.budget
         self._judged_stamp = pool.rules.heat.stamp
         self._judged_s = -math.inf
         #: New blocks that were worth a write, and that were not.
@@ -48,7 +49,7 @@ class Gate:
         heat = self._pool.rules.heat
         if self._policy is None or now_s - self._judged_s < BURST_S:
             return
-        self._policy.budget.count(self._written_bytes(), now_s)
+        self._budget.count(self._written_bytes(), now_s)
         self._policy.resize(len(heat))
         used = heat.used_in_bursts(self._judged_stamp)
         self._judged_s, self._judged_stamp = now_s, max(used.end, self._judged_stamp)
@@ -85,24 +86,19 @@ class Gate:
     @property
     def has_budget(self) -> bool:
         """Whether writes have a bound, so that the price alone decides of them."""
-        return self._policy is not None and self._policy.budget.a_day_bytes > 0
+        return self._budget.a_day_bytes > 0
 
     def _describe_budget(self) -> dict[str, float | None]:
         """Return what of the budget was used, and how many days the drives last at this rate."""
-        used: list[float | None] = [None, None]
+        budget = self._budget
+        used = {"used_hour": budget.used_share(1), "used_day": budget.used_share(HOURS)}
         lasts_days = None
-        if self._policy is not None and self.has_budget:
-            budget, left = self._policy.budget, self._wear().get("endurance_left_bytes")
-            used = [budget.used_share(hours) for hours in (1, HOURS)]
-            if left is not None and used[1]:
-                lasts_days = round(left / (used[1] * budget.a_day_bytes), 1)
+        if used["used_day"] and (left := self._wear().get("endurance_left_bytes")) is not None:
+            lasts_days = round(left / (used["used_day"] * budget.a_day_bytes), 1)
         return {
-            "budget_bytes": self._policy.budget.a_day_bytes if self._policy is not None else 0,
-            "price": self._policy.budget.price if self._policy is not None else 0.0,
-            **{
-                f"used_{span}": None if share is None else round(share, 4)
-                for span, share in zip(("hour", "day"), used, strict=True)
-            },
+            "budget_bytes": budget.a_day_bytes,
+            "price": budget.price,
+            **{span: None if share is None else round(share, 4) for span, share in used.items()},
             "lasts_days": lasts_days,
         }
 
