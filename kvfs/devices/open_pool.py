@@ -77,13 +77,12 @@ def open_drives(
     """Open the pool on *sources*, drives of one in any order, and hold it until ``close``.
 
     A source may be given by its UUID, and those of its drives that are not given are found by
-    theirs. Returns the first drive;
-    the others close with it. One that was removed, cannot be found or opened has a stand-in
-    (stand_in.py), unless it is the first, or *all_drives* are wanted. *capacity_bytes* overrides
-    what the pool was
-    made with. Raises SourceBlank if all are blank (kvfs mount then formats them, or creates the
-    images), SourceMissing, SourceForeign, FormatUnknown, SourceBusy, SourceDamaged, UsageError,
-    ToolMissing, NotRoot, KeyUnusable; in that case nothing in the sources has changed.
+    theirs. Returns the first drive; the others close with it. One that was removed, cannot be found
+    or opened has a stand-in (stand_in.py), unless it is the first, or *all_drives* are wanted.
+    *capacity_bytes* overrides what the pool was made with. Raises SourceBlank if all are blank
+    (kvfs mount then formats them, or creates the images), SourceMissing, SourceForeign,
+    FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing, NotRoot, KeyUnusable; in that
+    case nothing in the sources has changed.
     """
 
     sources = located(sources)

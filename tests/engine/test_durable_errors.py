@@ -32,6 +32,7 @@ class Refusing(Syscalls):
         #: Whether the file system has shut itself down: it tells nobody how full it is.
         self.shut_down = False
 
+    # Of Syscalls these two are the functions of os themselves, which take more kinds of files.
     def statvfs(self, fd: int) -> os.statvfs_result:  # type: ignore[override]
         """Tell how full the file system is."""
         if self.shut_down:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import run_kvfs, skip_without_mounts, workplace
-from tests.support.mounts.supervised import Supervised
+from tests.support.mounts.supervised import Supervised, skip_without_takeover
 
 MIB: Final = 1 << 20
 #: How long a burst may take to be judged on a busy machine: it ends within a second or so.
@@ -80,8 +80,7 @@ def test_a_server_that_follows_goes_on_from_the_last_save() -> None:
     """After a stop nothing new is touched, so the last save has all."""
     with gate_mount() as mounted:
         before = told_when_all_is_judged(mounted)
-        if mounted.status()["takeover"] != "possible":
-            pytest.skip("no take-over on this kernel")
+        skip_without_takeover(mounted)
         mounted.kill_server()
         mounted.follow()
         assert_goes_on(mounted, before)

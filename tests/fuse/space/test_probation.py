@@ -16,7 +16,7 @@ import pytest
 from tests.fuse.conftest import PATHS, pool_source, require_passthrough
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
-from tests.support.mounts.supervised import Supervised
+from tests.support.mounts.supervised import Supervised, skip_without_takeover
 
 MIB: Final = 1 << 20
 SIZE_BYTES: Final = 300_000
@@ -117,8 +117,7 @@ def test_blocks_are_read_from_memory_and_counted(mounted: Supervised) -> None:
 def test_a_killed_server_is_followed_and_all_is_there(mounted: Supervised) -> None:
     """[taken-over] Blocks in memory, one that is open, and a draft that is being written."""
     blocks = store_some(mounted)
-    if mounted.status()["takeover"] != "possible":
-        pytest.skip("no take-over on this kernel")
+    skip_without_takeover(mounted)
     with blocks[3].open("rb") as reader, blocks[0].with_suffix(".new").open("xb", 0) as draft:
         draft.write(content(7)[:1000])
         for _ in range(2):
@@ -135,8 +134,7 @@ def test_a_killed_server_is_followed_and_all_is_there(mounted: Supervised) -> No
 
 def test_another_version_follows_and_all_is_there(mounted: Supervised) -> None:
     blocks = store_some(mounted)
-    if mounted.status()["takeover"] != "possible":
-        pytest.skip("no take-over on this kernel")
+    skip_without_takeover(mounted)
     run_kvfs("upgrade", str(mounted.path))
     mounted.adopt()
     assert_all_there(blocks)

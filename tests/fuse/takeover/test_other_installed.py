@@ -16,7 +16,7 @@ from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import CommandFailed, run_kvfs, workplace
 from tests.support.mounts.other_version import OTHER_VERSION, Installed
 from tests.support.mounts.places import blank_place
-from tests.support.mounts.supervised import Supervised, templates_of
+from tests.support.mounts.supervised import Supervised, skip_without_takeover, templates_of
 
 pytestmark = pytest.mark.needs_fuse
 
@@ -39,8 +39,7 @@ def mounted(installed: Installed, request: pytest.FixtureRequest) -> Iterator[Su
         (place / "pool").mkdir(exist_ok=True)
         flags = ("--capacity=64M", f"--data-path={request.param}")
         with Supervised(place / "pool", place / "kv", *flags, prefix=prefix) as mount:
-            if mount.status()["takeover"] != "possible":
-                pytest.skip("no take-over on this kernel")
+            skip_without_takeover(mount)
             yield mount
 
 

@@ -10,10 +10,10 @@ NVME: Final = Disk("nvme0n1", model="A", link=Link(16.0, 4))
 MIRROR: Final = Volume("md0", "raid1", ("sda", "sdb"))
 
 
-def pool(*of: Disk, **changed: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return a pool whose drives are one of the disks *of* each, the last one *changed*."""
+def pool(*of: Disk, volumes: tuple[Volume, ...] = ()) -> dict[str, Any]:
+    """Return a pool whose drives are one of the disks *of* each, the last one on *volumes*."""
     drives = [DriveBelow(number, f"/data/{number}", (disk,)) for number, disk in enumerate(of)]
-    return {"drives": (*drives[:-1], drives[-1]._replace(**changed))}
+    return {"drives": (*drives[:-1], drives[-1]._replace(volumes=volumes))}
 
 
 #: What is ill about the drives of a pool beside each other, and about where GPUs are.

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.support.clients.stepping import until
 from tests.support.mounts.mounting import CommandFailed, Mounted, wait_gone
 
@@ -18,6 +20,12 @@ _KILLED: Final = re.compile(
     r"| the supervisor has died: | kvfs\.supervisor: no upgrade: "
     r"| kvfs\.supervisor: the process of which servers are forked: it was killed by signal 9"
 )
+
+
+def skip_without_takeover(mounted: Mounted) -> None:
+    """Skip the test where the kernel lets no server take over."""
+    if mounted.status()["takeover"] != "possible":
+        pytest.skip("no take-over on this kernel")
 
 
 def children_of(pid: int) -> list[int]:
