@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from kvfs.storage.row_log import found_copies, logged_batches
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.store.driven import Driven
+from tests.support.store.driven_faults import set_limit
 from tests.support.store.stores import FILE, Host, host, put, settle, tree, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
@@ -198,6 +201,70 @@ def test_a_copy_is_of_the_moment_at_which_it_was_begun(logged: Host, device: Hel
     store = logged.start()
     settle(store)
     assert tree(store) == expected
+
+
+class HeldBatches(HeldCopies):
+    """And whose drive 0 keeps the thread waiting that writes its rows, once it is told to."""
+
+    def __init__(self, drive: Path) -> None:
+        super().__init__()
+        self.may_log, self.logs = threading.Event(), threading.Event()
+        self.may_log.set()
+        self._drive = drive
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        """Wait first."""
+        on_drive = Path(os.readlink(f"/proc/self/fd/{fd}")).is_relative_to(self._drive)
+        if on_drive and threading.current_thread().name == "kvfs-log":
+            self.logs.set()
+            assert self.may_log.wait(60)
+        super().fdatasync(fd)
+
+
+def test_no_copy_begins_while_batches_wait_for_the_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would begin a file of a number that the copy has, and it would take the file with it.
+
+    And with it what is logged in that file later.
+    """
+    with host(others_bytes=[64 << 20]) as made:
+        made.settings = dataclasses.replace(made.settings, index_log_s=3600.0)
+        device = HeldBatches(made.drives[0])
+        store = made.start(device)
+        store.log_index()
+        copied_bytes = max(path.stat().st_size for path in made.path.glob("log/copy.*"))
+        for number in range(1000):
+            put(store, ROOT_INODE, b"%d" % number, b"x" * 100)
+            if number % 50 == 0:
+                store.log_index()
+                if (said(store)["bytes"] or 0) > copied_bytes:
+                    break
+        set_limit(monkeypatch, "log that is copied", 1)
+        copies = said(store)["copies"] or 0
+        device.may_log.clear()
+        device.may_copy.clear()
+        for name in (b"under way", b"waits"):
+            put(store, ROOT_INODE, name, DATA)
+            store.log_batch_due()
+            store.tick()
+            until(device.logs.is_set, "drive 0 is at the first of them")
+            until(lambda: store.tick() or not store.logs_on(1), "drive 1 has it")
+        store.log_due()
+        store.tick()
+        device.may_log.set()
+        until(lambda: store.tick() or not store.logs_rows, "drive 0 has both")
+        device.may_copy.set()
+        store.log_due()
+        until(lambda: store.tick() or (said(store)["copies"] or 0) > copies, "a copy")
+        put(store, ROOT_INODE, b"later", DATA)
+        settle(store)
+        store.log_index()
+        expected = tree(store)
+        shutil.rmtree(made.drives[1] / "log")
+        made.kill()
+        made.pretend_reboot()
+        store = made.start()
+        assert store.describe()["reconcile"]["entered"] == 0
+        assert tree(store) == expected
 
 
 @pytest.mark.parametrize("opened_as", ["draft", "slab", "rewrite", "renamed", "ready"])

@@ -280,3 +280,27 @@ def ticked(client: Serving) -> list[int]:
     client.store.tick()
     client.loop.run()
     return sorted(logged_on(client.store))
+
+
+def test_a_slow_drive_gets_no_copy_while_another_one_has_the_log() -> None:
+    """The copy would keep it busier still, and nothing depends on it."""
+    with host(others_bytes=[64 * MIB]) as made:
+        settings = dataclasses.replace(made.settings, index_log_s=0.01, device_silent_s=1.0)
+        client = Serving(made, settings)
+        until(lambda: ticked(client) == [0, 1], "both have the log")
+        with client.guard.failing("fdatasync", "ftruncate", below=made.drives[1]):
+            client.put(b"block", b"x" * 5000)
+            until(lambda: ticked(client) == [0], "one has it")
+        with client.guard.held("preadv", below=made.drives[1]):  # its probe alone
+            until(
+                lambda: ticked(client) and client.store.drive_states[1] != "serving", "it is slow"
+            )
+            client.store.log_due()
+            ticked(client)
+            client.store.await_log_threads()
+            assert ticked(client) == [0]
+        until(
+            lambda: client.store.log_due() or ticked(client) == [0, 1], "it answers, and gets one"
+        )
+        client.stop_serving_now()
+        made.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lmdb
 import pytest
 
 from kvfs.core.errors import NotFound
@@ -17,7 +18,7 @@ from kvfs.core.log_records import Batch, Moment, batch_bytes
 from kvfs.core.pool_layout import parse_log_file_name
 from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index_transaction import UnloggedRows
-from kvfs.storage.row_log import logged_batches, write_copy
+from kvfs.storage.row_log import HeldIndex, forget_log, logged_batches, write_copy
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 from tests.support.devices.failing_syscalls import FailingSyscalls
@@ -50,6 +51,85 @@ def batches(running: Host) -> list[Batch]:
         return list(logged_batches(log_fd, Syscalls(), first - 1))
     finally:
         os.close(log_fd)
+
+
+class InOrder(Syscalls):
+    """Notes the calls that change the log, or make it durable, in their order."""
+
+    def __init__(self, log_fd: int) -> None:
+        self.calls: list[str] = []
+        self._log_fd = log_fd
+
+    def _note(self, call: str, fd: int) -> None:
+        what = "directory" if os.path.samestat(os.fstat(fd), os.fstat(self._log_fd)) else "file"
+        self.calls.append(f"{call} {what}")
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        """Note it: after it the device has the bytes, or the names."""
+        self._note("fsync", fd)
+        super().fsync(fd)
+
+    def ftruncate(self, fd: int, size_bytes: int) -> None:
+        """Note it: what a file said until now is to be gone."""
+        self._note("cut", fd)
+        super().ftruncate(fd, size_bytes)
+
+    def pwrite_all(self, fd: int, raw: bytes, offset_bytes: int) -> None:
+        """Note it."""
+        self._note("write", fd)
+        super().pwrite_all(fd, raw, offset_bytes)
+
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:  # type: ignore[override]
+        """Note which file goes."""
+        self.calls.append(f"unlink {path.split('.')[0]}")
+        super().unlink(path, dir_fd=dir_fd)
+
+
+@contextlib.contextmanager
+def log_in_order() -> Iterator[tuple[Host, int, InOrder]]:
+    """Yield a pool that nobody uses, the fd of its log, and what notes the calls."""
+    with logged() as running:
+        put(running.store, ROOT_INODE, b"block", b"x" * 3000)
+        settle(running.store)
+        for _ in range(2):  # so that there are two copies, and rows behind the newer one
+            running.store.log_index()
+            running.kill()
+            running.start()
+        running.store.log_index()
+        put(running.store, ROOT_INODE, b"later", b"x" * 3000)
+        running.store.log_index()
+        running.kill()
+        log_fd = os.open(running.path / "log", os.O_RDONLY)
+        try:
+            yield running, log_fd, InOrder(log_fd)
+        finally:
+            os.close(log_fd)
+
+
+def test_the_end_of_the_copy_before_is_gone_durably_before_the_first_byte_of_the_next() -> None:
+    """A power loss between two bytes would leave an end that vouches for both copies mixed."""
+    with log_in_order() as (running, log_fd, calls):
+        with lmdb.open(str(running.index_path().parent), lock=False) as env:
+            held = HeldIndex(env)
+            write_copy(log_fd, calls, held, Moment(99, InodeNo(1 << 20), ()), paced=False)
+            held.end()
+        first = calls.calls.index("write file")
+        assert calls.calls[:first] == ["cut file", "fsync file", "fsync directory"]
+        assert calls.calls[-2:] == ["write file", "fsync file"], "its own end is durable, and last"
+
+
+def test_copies_are_forgotten_durably_before_the_rows_behind_them() -> None:
+    """A copy that a power loss leaves alone would be an index of long ago."""
+    with log_in_order() as (running, _, calls):
+        pool_fd = os.open(running.path, os.O_RDONLY)
+        try:
+            forget_log([pool_fd], calls)
+        finally:
+            os.close(pool_fd)
+        assert list(dict.fromkeys(calls.calls)) == ["unlink copy", "fsync directory", "unlink rows"]
+        assert calls.calls[-1] == "fsync directory"
+        last_copy = len(calls.calls) - 1 - calls.calls[::-1].index("unlink copy")
+        assert calls.calls[last_copy + 1] == "fsync directory"
 
 
 def test_a_log_that_is_torn_at_any_byte_ends_with_what_is_whole() -> None:

@@ -1,6 +1,7 @@
 """What a store makes of handles that outlived another one: drafts, readers, closes in doubt."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -276,6 +277,39 @@ def test_the_holes_of_a_draft_are_known_to_be_room_that_it_may_take(running: Hos
     write(store, store.opened(draft.ino), BYTES)
     assert_exact(running)
     store.close(store.opened(draft.ino), writer=True)
+
+
+def test_a_block_that_was_taken_over_and_closed_leaves_no_note(running: Host) -> None:
+    """Else each take-over would add to the table, and the next one would take it for open."""
+    draft, _ = running.store.create(ROOT_INODE, b"draft", FILE, 0, 0)
+    write(running.store, draft, BYTES)
+    running.store.rename(ROOT_INODE, b"draft", ROOT_INODE, b"block")
+    store = running.take_over(writer(draft))
+    assert store.noted_writers() == {draft.ino}
+    store.close(store.opened(draft.ino), writer=True)
+    assert store.noted_writers() == set()
+    assert get(store, ROOT_INODE, b"block") == BYTES
+
+
+def test_a_request_that_was_kept_just_before_the_kill_is_done(running: Host) -> None:
+    """Its rows are in the journal, and the list of requests does not have it yet."""
+    running.stop()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:  # a server that is killed: nothing of it is closed
+        try:
+            draft, _ = running.start_outliving().create(ROOT_INODE, b"K", FILE, 0, 0, request=77)
+            running.forget_requests()
+            os.write(writing, b"%d" % draft.ino)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writing)
+    with open(reading, "rb") as told:
+        ino = InodeNo(int(told.read()))
+    os.waitpid(child, 0)
+    store = running.start_after_kill(LivingHandle(ino, writer=True, thread=os.getpid()))
+    assert store.engine.done == {77: ino}
+    store.close(store.opened(ino), writer=True)
 
 
 def test_a_handle_of_what_is_gone_is_stale(running: Host) -> None:

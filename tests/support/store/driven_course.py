@@ -69,6 +69,15 @@ class Course:
         for log in index_log._logs:
             log._tried_s = float("-inf")
 
+    def log_batch_due(self) -> None:
+        """Let the next tick write a batch, and no copy that would not be due."""
+        self.engine.pool.durable.index_log._logged_s = float("-inf")
+
+    def await_log_threads(self) -> None:
+        """Let the threads end that write the log and its copies."""
+        for log in self.engine.pool.durable.index_log._logs:
+            log.join()
+
     #: Blocks in memory: which are there, what moves them to their drives, and how often it did.
     in_memory = At(lambda engine: set(_memory(engine).inos()))
     memory_bytes = At(lambda engine: _memory(engine).held_bytes)
@@ -145,6 +154,10 @@ class Course:
     def logs_rows(self) -> bool:
         """Whether a batch of rows is written, or its end is not noted yet."""
         return any(log._writing.busy for log in self.engine.pool.durable.index_log._logs)
+
+    def logs_on(self, drive: int) -> bool:
+        """Whether batches of rows are written to *drive*, or wait for it."""
+        return not self.engine.pool.durable.index_log._logs[drive].is_at_rest
 
     @property
     def holds_index(self) -> bool:

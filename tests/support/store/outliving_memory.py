@@ -4,6 +4,7 @@ import os
 from typing import Final
 
 from kvfs.core.settings import Settings
+from kvfs.storage.journal import _DEEDS_START, _WAITING_START
 from kvfs.storage.outliving import Outliving, undurable_rows_max
 
 NAMES: Final = ("journal", "notes", "undurable", "evicted")
@@ -25,6 +26,11 @@ class OutlivingMemory:
         """Put an empty table in the place of *name*: the last server had none such."""
         os.close(self._fds[name])
         self._fds[name] = os.memfd_create(name)
+
+    def forget_requests(self) -> None:
+        """Empty the journal's list of the requests that were done; what it keeps of them stays."""
+        size_bytes = _WAITING_START - _DEEDS_START
+        os.pwrite(self._fds["journal"], bytes(size_bytes), _DEEDS_START)
 
     def close(self) -> None:
         """Let go of all."""

@@ -150,12 +150,16 @@ class Host:
 
     def start_outliving(self) -> Driven:
         """Start a store whose memory outlives it (``take_over``)."""
-        self._outliving = OutlivingMemory()
+        self._outliving = self._outliving or OutlivingMemory()
         return self._start_on(None)
 
     def take_over(self, *living: LivingHandle) -> Driven:
         """Kill the store, and start another that takes over what is *living*."""
         self.kill()
+        return self._start_on(living)
+
+    def start_after_kill(self, *living: LivingHandle) -> Driven:
+        """Start a store after one that another process had, and that was killed."""
         return self._start_on(living)
 
     def _start_on(self, living: tuple[LivingHandle, ...] | None) -> Driven:
@@ -168,6 +172,11 @@ class Host:
             living=living,
         )
         return self._store
+
+    def forget_requests(self) -> None:
+        """Let the last server have been killed before it noted in a list what was done."""
+        assert self._outliving is not None
+        self._outliving.forget_requests()
 
     def forget_outliving(self) -> None:
         """Close what outlives a store."""
