@@ -26,7 +26,7 @@ SINCE ?= HEAD~1
 CONNECTOR ?=
 TESTS ?=
 
-.PHONY: help demo test test-connectors check proof mutants deb release lint connectors install-connectors system clean
+.PHONY: help demo test test-connectors check proof mutants pins deb release lint connectors install-connectors system clean
 
 help:
 	@echo "make demo    a small pool beside a plain directory: checked, filled over, killed (two minutes)"
@@ -37,6 +37,7 @@ help:
 	@echo "             the tests that run real connectors; 1.2 GB of downloads the first time"
 	@echo "make proof   the long proofs; their output goes to docs/dev/proof-*.txt"
 	@echo "make mutants small edits in what changed since the last commit, and which no test finds"
+	@echo "make pins    hashes of the versions in constraints.txt, after a change of one"
 	@echo "make deb     a Debian package, dist/kvfs_VERSION_ARCH.deb (docs/install.md)"
 	@echo "make release all that a release consists of, in bare roots; in dist/release (docs/dev/release.md)"
 	@echo "make clean   remove what the others made in this folder"
@@ -105,6 +106,9 @@ ifeq ($(KVFS_CONNECTORS_PYTHON),$(CURDIR)/$(CONNECTORS_VENV)/bin/python)
 	@[ -f $(CONNECTORS_VENV)/connectors-installed ] || echo "Installing the connectors: 1.2 GB of downloads"
 	PYTHON=$(VENV)/bin/python sh tests/connectors/install.sh $(CONNECTORS_VENV)
 endif
+
+pins: $(VENV)/.runtime
+	PYTHON=$(VENV)/bin/python sh make/pins.sh
 
 clean:
 	rm -rf $(VENV) $(CONNECTORS_VENV) .kernels build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

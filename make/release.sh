@@ -74,7 +74,8 @@ cp -r "$place/tree" "$root/srv/source"
 in_root "$root" '
     cd /srv/source
     python3 -m venv /srv/venv
-    /srv/venv/bin/pip install --quiet -c constraints.txt pip setuptools shtab
+    sh make/pins.sh --plain >/srv/pins.txt
+    /srv/venv/bin/pip install --quiet -c /srv/pins.txt pip setuptools shtab
     /srv/venv/bin/python -c "from setuptools import build_meta; build_meta.build_sdist(\"/srv/out\")"
     KVFS_PURE=1 /srv/venv/bin/pip wheel --quiet --no-deps --no-build-isolation -w /srv/out /srv/out/kvfs-*.tar.gz
 ' >"$place/wheel.log" 2>&1 || { tail -40 "$place/wheel.log" >&2; exit 1; }

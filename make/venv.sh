@@ -1,6 +1,7 @@
 #!/bin/sh
 # venv.sh DIR EXTRAS: makes the virtual environment DIR and installs this tree into it, editable,
-# with the versions that constraints.txt pins. EXTRAS is "" or "[test]".
+# with the versions that constraints.txt pins, and files that have its hashes. EXTRAS is "" or
+# "[test]".
 set -eu
 venv=$1
 extras=$2
@@ -23,9 +24,23 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
-pip install --quiet --upgrade pip -c constraints.txt
+# Debian's pip takes no hashes from constraints.
+sed -n '/^pip==/,/[^\\]$/p' constraints.txt >"$venv/pip.txt"
+pip install --quiet --require-hashes -r "$venv/pip.txt"
+# Asked for by name: hashes hold for all that pip brings, and this tree can have none.
+"$venv/bin/python" - "$extras" >"$venv/wanted.txt" <<'END'
+import sys, tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = project["dependencies"]
+if sys.argv[1]:
+    wanted += project["optional-dependencies"][sys.argv[1].strip("[]")]
+print("\n".join(wanted))
+END
+pip install --quiet --require-hashes -c constraints.txt -r "$venv/wanted.txt"
 # setuptools warns at length of what an editable installation is.
 # compat: a line in a .pth file. The default imports a finder at each start of Python, 10 ms.
-PYTHONWARNINGS=ignore pip install --quiet -c constraints.txt --build-constraint constraints.txt \
+PYTHONWARNINGS=ignore pip install --quiet --no-deps --build-constraint constraints.txt \
     --config-settings editable_mode=compat \
-    -e ".$extras"
+    -e .

@@ -412,10 +412,14 @@ def test_no_file_knows_this_machine() -> None:
 def test_everything_installed_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {line.partition("==")[0].lower() for line in pins if "==" in line}
-    missing = {re.split(r"[<>=\[; ]", line)[0].lower() for line in wanted} - pinned
-    assert not missing, "pin them in constraints.txt"
+    text = (ROOT / "constraints.txt").read_text()
+    pins = re.findall(r"^([\w.-]+)==\S+((?: \\\n +--hash=sha256:[0-9a-f]{64})+)?$", text, re.M)
+    assert len(pins) == text.count("==")
+    without = [name for name, hashes in pins if not hashes]
+    assert not without, "make pins"
+    names = {re.split(r"[<>=\[; ]", line)[0].lower().replace("_", "-") for line in wanted}
+    missing = names - {name for name, _ in pins}
+    assert not missing, "pin them in constraints.txt, and: make pins"
 
 
 def test_exit_codes_tell_errors_apart() -> None:

@@ -137,7 +137,7 @@ def test_the_list_of_what_is_inside_names_what_is_pinned(release: Path, version:
     assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(text) is None
     told = json.loads(text)
     pins = dict(
-        line.split("==")
+        line.removesuffix(" \\").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
