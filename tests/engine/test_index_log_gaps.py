@@ -216,7 +216,8 @@ class HeldBatches(HeldCopies):
         """Wait first."""
         on_drive = Path(os.readlink(f"/proc/self/fd/{fd}")).is_relative_to(self._drive)
         if on_drive and threading.current_thread().name == "kvfs-log":
-            self.logs.set()
+            if not self.may_log.is_set():
+                self.logs.set()
             assert self.may_log.wait(60)
         super().fdatasync(fd)
 
@@ -238,7 +239,6 @@ def test_no_copy_begins_while_batches_wait_for_the_drive(monkeypatch: pytest.Mon
                 store.log_index()
                 if (said(store)["bytes"] or 0) > copied_bytes:
                     break
-        set_limit(monkeypatch, "log that is copied", 1)
         copies = said(store)["copies"] or 0
         device.may_log.clear()
         device.may_copy.clear()
@@ -248,6 +248,7 @@ def test_no_copy_begins_while_batches_wait_for_the_drive(monkeypatch: pytest.Mon
             store.tick()
             until(device.logs.is_set, "drive 0 is at the first of them")
             until(lambda: store.tick() or not store.logs_on(1), "drive 1 has it")
+        set_limit(monkeypatch, "log that is copied", 1)
         store.log_due()
         store.tick()
         device.may_log.set()
