@@ -1,6 +1,5 @@
 """Only what is durable has an identity, and after a power loss only that comes back: whole."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
@@ -296,32 +295,3 @@ def test_many_blocks_are_made_durable_in_batches(
     goal = store.goal()
     tick_until(store, lambda: store.reached(goal), "they are durable")
     assert store.describe()["durability"]["flushes"] - before >= 10
-
-
-def extents_open() -> list[str]:
-    """Return the extents that this process has open."""
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of listdir itself
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return [link for link in links if "/extents/" in link]
-
-
-def test_a_stop_lets_go_of_blocks_that_were_waited_for_and_not_marked_yet(powered: Drive) -> None:
-    store = powered.store
-    for number in range(40):
-        put(store, ROOT_INODE, b"%d" % number, b"x" * 5000)
-    before = store.describe()["durability"]["flushes"]
-    goal = store.goal()
-
-    def waited_for() -> bool:
-        store.run_all()
-        store.reached(goal)
-        store.tick()
-        return bool(store.describe()["durability"]["flushes"] > before)
-
-    until(waited_for, "the device has their bytes")
-    assert extents_open()
-    powered.stop()
-    assert extents_open() == []
-    powered.start()
