@@ -413,9 +413,10 @@ def test_everything_installed_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     text = (ROOT / "constraints.txt").read_text()
-    pins = re.findall(r"^([\w.-]+)==\S+((?: \\\n +--hash=sha256:[0-9a-f]{64})+)?$", text, re.M)
+    hashes = r"((?: \\\n +--hash=sha256:[0-9a-f]{64})+)?"
+    pins = re.findall(rf"^([\w.-]+)==\S+{hashes}$", text, re.MULTILINE)
     assert len(pins) == text.count("==")
-    without = [name for name, hashes in pins if not hashes]
+    without = [name for name, hashed in pins if not hashed]
     assert not without, "make pins"
     names = {re.split(r"[<>=\[; ]", line)[0].lower().replace("_", "-") for line in wanted}
     missing = names - {name for name, _ in pins}

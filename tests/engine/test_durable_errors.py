@@ -29,6 +29,8 @@ class Refusing(Syscalls):
         self.next: dict[str, int] = {}
         #: Whether each call fails from now on, and how many did.
         self.lasts, self.refused = False, 0
+        #: How many flushes began that did not fail.
+        self.flushes = 0
         #: Whether the file system has shut itself down: it tells nobody how full it is.
         self.shut_down = False
 
@@ -55,6 +57,7 @@ class Refusing(Syscalls):
     def utime(self, fd: int) -> None:  # type: ignore[override]
         """Begin a flush."""
         self._fail("flush")
+        self.flushes += 1
         super().utime(fd)
 
 
@@ -148,6 +151,9 @@ def test_a_flush_that_fails_is_told_and_costs_what_was_not_durable(
     after = put(store, ROOT_INODE, b"after", BYTES)
     tick_until(store, lambda: figure(store, "blocks") == 0, "the next one is durable")
     assert store.identity(after) is not None
+    goal, flushes = store.goal(), calls.flushes
+    tick_until(store, lambda: store.reached(goal), "nothing waits, and the device is asked once")
+    assert calls.flushes <= flushes + 1
 
 
 def test_of_a_file_system_that_has_shut_down_no_byte_is_believed(
