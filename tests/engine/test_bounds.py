@@ -142,6 +142,15 @@ def test_an_impossible_number_has_no_row_and_is_told(undurable: UndurableTable) 
     assert [row.ino for row in undurable.rows()] == [(1 << 62) - 1]
 
 
+def test_rows_that_went_make_room_for_others(undurable: UndurableTable) -> None:
+    """A table that only grew would be full after so many blocks: a start searches for all then."""
+    for ino in range(1, 5000):
+        undurable.put(Lacks.BYTES, InodeNo(ino), 1.0)
+        undurable.drop(Lacks.BYTES, InodeNo(ino))
+    assert not undurable.is_lacking
+    assert undurable.rows() == []
+
+
 def test_of_all_blocks_so_many_of_the_hottest_are_listed() -> None:
     count = (1 << 16) + 10
     columns = Columns(

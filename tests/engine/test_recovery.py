@@ -27,6 +27,7 @@ from kvfs.storage.run_state import (
     write_run_state,
 )
 from kvfs.storage.syscalls import Syscalls
+from tests.support.store.loop_guard import LoopGuard
 from tests.support.store.stores import (
     DIRECTORY,
     FILE,
@@ -41,6 +42,7 @@ from tests.support.store.stores import (
     tree,
     write,
 )
+from tests.support.store.three_drives import three_drives
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -403,3 +405,22 @@ def test_too_many_drafts_become_listed_again_when_they_are_fewer(running: Host) 
     for draft in opened[3:]:
         store.close(draft, writer=True)
     assert sorted(store.listed_unfinished() or ()) == [draft.ino for draft in opened[:3]]
+
+
+def test_what_a_kill_left_half_written_counts_on_no_drive() -> None:
+    """Several drafts of each drive, and blocks that were being rewritten."""
+    with three_drives(LoopGuard()) as pool:
+        store = pool.store
+        old = [put(store, ROOT_INODE, b"old %d" % number, b"x" * 9000) for number in range(6)]
+        for number in range(12):
+            draft, _ = store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)
+            write(store, draft, b"x" * 100_000)
+        for ino in old:
+            write(store, store.open(ino, writer=True, truncate=False), b"y" * 50_000)
+        store.commit()
+        pool.kill()
+        pool.start()
+        assert tree(pool.store) == {}
+        assert_exact(pool)
+        pool.stop()
+        assert pool.check().problems == []
