@@ -256,6 +256,7 @@ def test_no_copy_begins_while_batches_wait_for_the_drive(monkeypatch: pytest.Mon
         device.may_copy.set()
         store.log_due()
         until(lambda: store.tick() or (said(store)["copies"] or 0) > copies, "a copy")
+        assert (said(store)["bytes"] or 0) < copied_bytes, "no other copy is due so soon"
         put(store, ROOT_INODE, b"later", DATA)
         settle(store)
         store.log_index()
