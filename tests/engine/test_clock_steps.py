@@ -100,11 +100,12 @@ def test_a_file_server_is_idle_only_when_it_is(running: Host, days: int) -> None
     store.close(opened, writer=True)
     opened = store.open_served(opened.ino, writer=True)
     write(store, opened, b"x" * 5000)
-    store.set_calendar(days)
     store.pass_looks(0.0)
     assert opened.served_writers == 1
     write(store, opened, b"y" * 5000)
+    store.set_calendar(days)
     store.pass_looks(LONG_DAYS)  # the look that finds what was written beside the step
+    assert opened.served_writers == 1, "nobody knows when it was written"
     store.pass_looks(LONG_DAYS)
     assert opened.served_writers == 0
     store.close_served(opened, writer=True)

@@ -124,6 +124,18 @@ def test_without_any_drive_all_is_lost(pool: Host, guard: LoopGuard) -> None:
         pool.stop()
 
 
+def test_with_the_last_drive_all_is_lost(pool: Host, guard: LoopGuard) -> None:
+    """Not only if all fail at once."""
+    store_nine(pool)
+    with guard.failing(*CALLS, below=pool.drives[1]):
+        pool.store.tick()
+        assert pool.store.drive_states[1] == "failed"
+    with guard.failing(*CALLS):
+        pool.store.tick()
+        assert "file system has failed" in pool.store.why_lost
+        pool.stop()
+
+
 def test_directories_of_a_failed_drive_stay_and_new_ones_are_elsewhere(
     pool: Host, guard: LoopGuard
 ) -> None:

@@ -6,7 +6,8 @@ log of the shared one, or leaves names on it, fails and ends it.
 
 With KVFS_TEST_REFERENCE=DIR the same tests run in DIR on a native file system: what is no declared
 difference must pass there too, which is how the tests themselves are checked.
-KVFS_TEST_SOURCE=tmpfs|disk|xfs|encrypted chooses what lies under the mount (default tmpfs).
+KVFS_TEST_SOURCE=tmpfs|disk|xfs|three|encrypted chooses what lies under the mount (default tmpfs;
+three: three drives).
 """
 
 import contextlib
@@ -49,11 +50,17 @@ OTHER = 65533
 def pool_source(kind: str, size_bytes: int = LOOP_SIZE_BYTES) -> Iterator[str]:
     """Yield a source: a directory on a tmpfs or on disk, or a loop device for XFS.
 
-    All are blank, but for an encrypted drive: that has an empty pool, whose key its kernel has.
+    All are blank, but for several drives, and for an encrypted one: these have an empty pool, whose
+    key the kernel has.
     """
     if kind == "xfs":
         with loop_device(size_bytes) as device:
             yield device
+    elif kind == "three":
+        with contextlib.ExitStack() as stack:
+            drives = [stack.enter_context(loop_device(size_bytes // 3)) for _ in range(3)]
+            run_kvfs("mkfs", *drives)
+            yield drives[0]
     elif kind == "encrypted":
         # No discard passes dm-crypt: what was written once stays in memory.
         with loop_device(size_bytes // 4) as device:
