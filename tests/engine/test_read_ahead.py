@@ -102,6 +102,19 @@ def test_what_follows_is_read_while_the_first_is_loaded(chain: Chain) -> None:
     assert chain.store.describe()["prefetch"]["read_bytes"] == 5 * BLOCK_BYTES
 
 
+def test_what_is_in_memory_by_probation_is_not_read(calls: Recorded) -> None:
+    """It is on no drive: to read it ahead would only take room from what is."""
+    with host() as made:
+        made.give_memory(COUNT * 2 * BLOCK_BYTES)
+        made.start(calls, dataclasses.replace(made.settings, prefetch="learned"))
+        chain = Chain(made, calls)
+        assert set(chain.blocks[1:]) <= made.store.in_memory
+        chain.learn()
+        chain.store.load(chain.blocks[0])
+        assert not calls.asked
+        assert chain.figures() == {"links": COUNT}
+
+
 def test_by_default_nothing_is_learned_or_read(calls: Recorded) -> None:
     with host() as made:
         made.start(calls)

@@ -49,3 +49,11 @@ def test_another_user_waits_beside_a_flood_and_both_have_an_equal_part_then(
     assert waits(shares, OTHER) == BOUND * 3 // 8 - BOUND // 8
     with pytest.raises(OverShare):
         shares.begin(OTHER, 1)
+
+
+def test_the_first_request_of_a_user_counts_it_too(shares: WaitShares) -> None:
+    """One that is larger than an equal part is refused, although it has nothing waiting yet."""
+    shares.begin(NOBODY, BOUND * 4 // 10)
+    with pytest.raises(OverShare):
+        shares.begin(OTHER, BOUND * 45 // 100)
+    shares.begin(OTHER, BOUND * 3 // 10)
