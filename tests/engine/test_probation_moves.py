@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvfs.core.drives import Numbering
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.probation_host import (
     content,
@@ -221,3 +222,15 @@ def test_a_sync_moves_what_is_whole(pool: Host) -> None:
     assert pool.store.reached(goal)
     pool.lose_power()
     assert tree(pool.start()) == paths()
+
+
+def test_one_block_at_a_time_is_copied_to_a_drive(pool: Host) -> None:
+    """The copies of several would take it from its clients together."""
+    inos = store_some(pool, 8)
+    store, numbering = pool.store, Numbering(len(pool.drives))
+    same = [ino for ino in inos if numbering.drive(ino) == 0]
+    assert len(same) >= 4
+    store.move(*same)
+    assert store.moved == len(same)
+    assert store.describe()["background_failures"] == 0
+    assert tree(store) == paths(8)
