@@ -212,6 +212,26 @@ def test_its_space_is_no_more_of_the_pool(pool: Host, guard: LoopGuard, drive: i
         assert figures["durability"]["blocks"] <= 6
 
 
+def test_nobody_waits_for_attributes_that_it_was_told_and_never_flushed(
+    pool: Host, guard: LoopGuard
+) -> None:
+    found, store = store_nine(pool), pool.store
+    store.sync()
+    store.set_xattr(store.lookup(ROOT_INODE, next(iter(found[1]))[1:]), b"user.of", b"a tenant")
+    store.run_all()
+    goal = store.goal()
+    assert not store.reached(goal)
+    with guard.failing(*CALLS, below=pool.drives[1]):
+        store.tick()
+        assert store.drive_states[1] == "failed"
+        drops_all(pool)
+        with pytest.raises(OSError, match="failed to write a block, or attributes"):
+            store.reached(goal)
+        goal = store.goal()
+        until(lambda: store.tick() or store.reached(goal), "all that is left is durable")
+        pool.stop()
+
+
 def test_drafts_on_it_fail_alone(pool: Host, guard: LoopGuard) -> None:
     store = pool.store
     drafts = [store.create(ROOT_INODE, b"%d" % number, FILE, 0, 0)[0] for number in range(6)]
