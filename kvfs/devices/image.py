@@ -321,7 +321,11 @@ def _lock(image_fd: int, path: str) -> None:
         fcntl.flock(image_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         where = where_in_use(path) or "already"
-        raise SourceBusy(f"{path} is in use: the pool in it is mounted {where}") from None
+        holders = lock_holders(os.fstat(image_fd))
+        # None known (another pid namespace) is no dead one.
+        leaves = holders and not any(map(is_alive, holders))
+        busy = xfs.LeftMeanwhile if leaves else SourceBusy
+        raise busy(f"{path} is in use: the pool in it is mounted {where}") from None
     users = list(loop.users_of(image_fd))
     if users:
         raise SourceBusy(f"{path} is in use: attached to {', '.join(users)}")

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,3 +176,36 @@ def test_who_finds_it_left_meanwhile_tries_so_many_times(
     with pytest.raises(SourceBusy, match="in use until just now"):
         open_source(str(image))
     assert len(tries) == 3
+
+
+def test_an_image_that_a_dead_server_still_keeps_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its loop device has lost the file system, and has the file open for a moment yet."""
+    with blank_source("image") as source:
+        format_source(source.path)
+        reading, writing = os.pipe()
+        taker = os.fork()
+        if not taker:  # takes the lock, leaves the file to a child of its own, and is gone
+            fd = os.open(source.path, os.O_RDWR)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not os.fork():
+                os.close(writing)
+                os.read(reading, 1)  # until the other end is closed
+            os._exit(0)
+        os.close(reading)
+        os.waitpid(taker, 0)
+        waits: list[float] = []
+
+        def sleep(wait_s: float) -> None:
+            if not waits:
+                os.close(writing)  # now the keeper lets go
+            waits.append(wait_s)
+            assert len(waits) < 1000
+            time.sleep(0.01)
+
+        monkeypatch.setattr(
+            released, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        )
+        open_source(source.path).close()
+        assert waits
