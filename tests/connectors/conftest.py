@@ -1,10 +1,10 @@
 """Where connectors run: their interpreter, a mount for each test class, a directory for each test.
 
 KVFS_TEST_REFERENCE=DIR runs the same tests in DIR on a native file system, which tells a
-connector's fault from kvfs's; KVFS_TEST_SOURCE=tmpfs|disk|xfs chooses what lies under the mount.
+connector's fault from kvfs's; KVFS_TEST_SOURCE chooses what lies under the mount, as in
+tests/fuse/conftest.py.
 """
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -15,17 +15,16 @@ import pytest
 
 from tests.connectors.connector import Drivers, interpreter
 from tests.connectors.skips import listed
+from tests.fuse.conftest import SOURCE, pool_source
 from tests.support.mounts.mounting import (
     Mounted,
     Reference,
     kernel_has_passthrough,
-    loop_device,
     why_no_mounts,
     workplace,
 )
 
 REFERENCE = os.environ.get("KVFS_TEST_REFERENCE")
-SOURCE = os.environ.get("KVFS_TEST_SOURCE", "tmpfs")
 LOOP_SIZE_BYTES = 2 << 30
 
 
@@ -54,18 +53,6 @@ def drivers(connectors_python: Path) -> Iterator[Drivers]:
     drivers.close()
 
 
-@contextlib.contextmanager
-def pool_source() -> Iterator[str]:
-    """A blank source of the kind that KVFS_TEST_SOURCE names."""
-    if SOURCE == "xfs":
-        with loop_device(LOOP_SIZE_BYTES) as device:
-            yield device
-        return
-    with workplace(SOURCE) as directory:
-        (directory / "pool").mkdir()
-        yield str(directory / "pool")
-
-
 @pytest.fixture(scope="class")
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
     """A fresh pool, mounted with the class's data path; or a native directory in its place."""
@@ -76,7 +63,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted | Reference]:
         pytest.skip(why)
     with (
         workplace("disk") as directory,
-        pool_source() as source,
+        pool_source(SOURCE, LOOP_SIZE_BYTES) as source,
         Mounted(source, directory / "kv", f"--data-path={request.cls.data_path}") as mounted,
     ):
         auto = "passthrough" if kernel_has_passthrough() else "daemon"

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from tests.support.machines.junit import outcome_of
 from tests.support.machines.kernels import kernel
 from tests.support.machines.vm import PYTEST_INSIDE, Ran, boot, why_no_vm
 
@@ -55,10 +56,3 @@ def test_a_folder_of_suites(tmp_path: Path) -> None:
             assert ran.status == 0, ran.last_lines()
             found += ended
     assert found["passed"] > TESTS_MIN, found
-
-
-def outcome_of(case: ElementTree.Element) -> str:
-    """Return how a test ended, by the element in its own."""
-    return next(
-        (each.tag for each in case if each.tag in ("failure", "error", "skipped")), "passed"
-    )
