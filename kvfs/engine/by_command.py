@@ -18,13 +18,12 @@ from kvfs.core.errors import CommandError, KvfsError, NoSuchAttribute, NotPermit
 from kvfs.core.eviction_policy import BURST_BITS
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.eviction.reclaim import Reclaim
-from kvfs.engine.eviction.space_figures import gone_totals
 from kvfs.engine.eviction.units import Units, UsesOfUnits
 from kvfs.engine.eviction.victims import obstacle
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.store import Store
-from kvfs.pool.allocator import in_use_bytes
+from kvfs.engine.store_figures import gone_totals
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.ranks import rank_of
 
@@ -106,7 +105,7 @@ def carry_out(
     if order.size_bytes is not None and order.size_bytes <= 0:
         raise UsageError("give more than 0 bytes")
     if order.size_bytes is not None and "" in order.what.paths and not _is_particular(order):
-        progress.found_bytes = pool.evictable_bytes - in_use_bytes(pool)
+        progress.found_bytes = pool.evictable_bytes - pool.in_use_bytes()
         if order.size_bytes <= progress.found_bytes or not reclaim.all_known:
             yield from _by_policy(reclaim, order.size_bytes, progress)
         if progress.bytes < order.size_bytes:
@@ -148,7 +147,7 @@ def _tell_what_stays(
     pool: Pool, order: EvictionOrder, progress: EvictionProgress
 ) -> Iterator[None]:
     """Count the blocks that stay, by reason; the policy itself never looks at most of them."""
-    for ino in files_below(pool, ROOT_INODE):
+    for ino in files_below(pool.index, ROOT_INODE):
         if ino == STEP:
             yield
         else:
@@ -166,12 +165,12 @@ def _candidates(
     """Yield blocks that may be evicted, and None after every step."""
     uses = None
     if order.unused_for_s is not None:
-        now_ns = pool.age_ns()
+        now_ns = pool.age_clock.now_ns()
         pool.rules.heat.mark(now_ns)  # all touches so far came before those that follow
         since_ns = now_ns - int(order.unused_for_s * SECOND_NS)
-        uses = UsesOfUnits(pool, Units(pool), since_ns)
-    for root in named(pool, namespace, order.what):
-        for ino in (STEP,) if root == STEP else files_below(pool, root):
+        uses = UsesOfUnits(*(pool.rules.heat, pool.age_clock, pool.clock_ns), Units(pool), since_ns)
+    for root in named(pool.index, namespace, order.what):
+        for ino in (STEP,) if root == STEP else files_below(pool.index, root):
             if ino == STEP:
                 yield None
                 continue
@@ -383,7 +382,7 @@ def _in_steps(
 ) -> Iterator[tuple[InodeNo, InodeRecord | None]]:
     """Yield each inode that *what* names with its record, and no record at the end of a step."""
     since = 0
-    for ino in named(store.pool, store.namespace, what):
+    for ino in named(store.pool.index, store.namespace, what):
         if ino == STEP or since == _AT_ONCE:
             yield STEP, None
             since = 0

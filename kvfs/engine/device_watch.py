@@ -35,7 +35,10 @@ class DriveWatch:
         self._log = KernelLog(pool.device.pool_fds[drive.number])
         self._probe = drive.probe
         self.write_back = WriteBack(pool, publishing, drive)
-        self._unreadable = Unreadable(pool, publishing, drive)
+        self._unreadable = Unreadable(
+            *(pool.open.inodes, pool.rules.heat, pool.extents, pool.departures.removed),
+            *(pool.numbers, publishing, drive),
+        )
         #: How often the kernel's log told of failures there.
         self._told = 0
 

@@ -6,18 +6,18 @@ memory -> data -> one index transaction -> visible. A removal: index first, then
 
 import functools
 import logging
+import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from kvfs.core.account import Accounts
 from kvfs.core.errors import NoSpace
 from kvfs.core.settings import Settings
-from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.devices import Device
 from kvfs.engine.attributes import Attributes
 from kvfs.engine.blocks.blocks import Blocks
 from kvfs.engine.blocks.start_and_stop import TakenOver, close_all
-from kvfs.engine.device_watch import DeviceWatch, DeviceWear, drive_figures, whole_wear
+from kvfs.engine.device_watch import DeviceWatch, DeviceWear, whole_wear
 from kvfs.engine.durability.durable_pass import DurablePass
 from kvfs.engine.durability.verifier import Verifier
 from kvfs.engine.eviction.by_limits import Expiry, IndexGrowth, NameEviction, QuotaEviction
@@ -26,17 +26,6 @@ from kvfs.engine.eviction.gate import Gate
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.probation_ends import ProbationEnds
 from kvfs.engine.eviction.reclaim import Reclaim
-from kvfs.engine.eviction.space_figures import (
-    Totals,
-    for_blocks_bytes,
-    hint_figures,
-    kept_bytes,
-    reclaim_figures,
-    state_totals,
-    statfs_totals,
-    tree_figures,
-    unit_figures,
-)
 from kvfs.engine.eviction.start_scan import StartScan
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.read_ahead import ReadAhead
@@ -48,13 +37,11 @@ from kvfs.engine.recovery.sweep import Sweep
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.versions import DisplacedDrafts, OldVersions, Visibility
 from kvfs.engine.take_hints import FetchAhead, TakeHints
-from kvfs.machine.processes import UNKNOWN_UID
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_notes import Living
 from kvfs.pool.open.ports import Kernel
 from kvfs.pool.pool import Pool
-from kvfs.pool.space.device_probe import worst_answer
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.device_thread import Loop
 from kvfs.storage.outliving import Outliving, undurable_rows_max
@@ -64,13 +51,6 @@ _log: Final = logging.getLogger(__name__)
 
 #: Time for background work in each tick, even if the loop is never idle.
 _TURN_S: Final = 0.002
-#: Tenants whose accounts are shown.
-_TENANTS_SHOWN: Final = 64
-
-
-def _on_each(pool: Pool, do: Callable[[PoolDrive], None]) -> None:
-    for drive in pool.space.serving:
-        do(drive)
 
 
 class Store:
@@ -84,6 +64,7 @@ class Store:
         *,
         syscalls: Syscalls | None = None,
         clock_ns: Callable[[], int] = stamp_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
         progress: Progress | None = None,
         outliving: Outliving | None = None,
         living: Living | None = None,
@@ -106,36 +87,36 @@ class Store:
             takes_over=living is not None,
             syscalls=calls,
             clock_ns=clock_ns,
+            monotonic_s=monotonic_s,
         )
+        rules = pool.rules
         self._know_undurable(begun, takes_over=living is not None)
         self.allocator = Allocator(self.pool, room=self)
         self.reconcile = Reconcile(self.pool, recovered.gone_back)
         lost_names = LostNames(self.pool, self.reconcile)
-        awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, OldVersions(pool)))
+        old = OldVersions(pool.index, pool.space, pool.open, pool.notes, pool.departures)
+        awaited = AwaitedOpens(pool.notes, pool.open, DisplacedDrafts(pool, old))
         self.namespace = Namespace(self.pool, self.allocator, awaited, lost_names)
         self.blocks = blocks = Blocks(self.pool, self.namespace, self.allocator, awaited)
         self.attributes = Attributes(self.pool, self.namespace, self.allocator, self.blocks)
         #: Whether clients are known to have closed all handles that are still open at ``close``.
         self.all_closed = False
         self.visibility = Visibility(pool.open.inodes, pool.rules.policies, blocks.truncating.old)
-        self.start_scan = StartScan(self.pool)
-        self.reclaim = Reclaim(self.pool, self.namespace, self.start_scan)
-        self.drains = Drains(self.pool, self.reclaim)
-        self.name_eviction = NameEviction(self.pool, self.reclaim)
-        self._quota_eviction = QuotaEviction(self.pool, self.reclaim)
-        self.expiry = Expiry(self.pool, self.reclaim)
-        self.watch = OverrunWatch(self.pool, self.allocator, self.reclaim)
+        self._begin_eviction(pool)
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
         self.probation_ends = ends = ProbationEnds(self.pool, self.reclaim)
-        self.gate = Gate(pool, ends.moves, functools.partial(whole_wear, self.device_wears))
+        wear = functools.partial(whole_wear, self.device_wears)
+        self.gate = Gate(rules.heat, pool.open, ends.moves, wear)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing, ends.moves)
         self.verifier = Verifier(self.pool, self.blocks.publishing)
         lost_drives = LostDrives(self.pool, self.blocks.publishing, lost_names)
         self.device_watch = DeviceWatch(self.pool, self.blocks.publishing, lost_drives)
-        self.sweep, self._fetch_ahead = Sweep(self.pool), FetchAhead(self.pool)
-        self.take_hints = TakeHints(self.pool, self.namespace, self._fetch_ahead)
+        self.sweep = Sweep(self.pool)
+        self._fetch_ahead = fetch = FetchAhead(rules, pool.extents, pool.syscalls)
+        pool.ends_first(fetch.close)
+        self.take_hints = TakeHints(pool.index, rules, pool.age_clock, self.namespace, fetch)
         self.read_ahead = ReadAhead.wanted(pool)
-        self._index_growth = IndexGrowth(self.pool, self.allocator)
+        self._index_growth = IndexGrowth(pool.index, pool.background, self.allocator)
         lost_drives.give_up_missing()
         self._chores = self._list_chores()
         self._sweep_due = recovered.sweep_due  # and has not begun
@@ -143,6 +124,18 @@ class Store:
         self.reconcile.start()
         if recovered.sweep_due or device.outlived:
             self.pool.extents.held_below = self.pool.numbers.first
+
+    def _begin_eviction(self, pool: Pool) -> None:
+        """Make what evicts blocks: for space, names, ages and quotas."""
+        self.start_scan = StartScan(pool)
+        self.reclaim = Reclaim(pool, self.namespace, self.start_scan)
+        self.drains = Drains(pool, self.reclaim)
+        self.name_eviction = NameEviction(pool, self.reclaim)
+        self._quota_eviction = QuotaEviction(
+            *(pool.space, pool.rules.heat, pool.background, pool.monotonic_s), self.reclaim
+        )
+        self.expiry = Expiry(pool.index, pool.rules, pool.age_clock, pool.clock_ns, self.reclaim)
+        self.watch = OverrunWatch(pool, self.allocator, self.reclaim)
 
     def _know_undurable(self, begun: Begun, *, takes_over: bool) -> None:
         """Keep the last server's list of what is not durable, or note that it has gaps."""
@@ -160,10 +153,10 @@ class Store:
         pool = self.pool
         return (
             pool.departures.removed.run_due,
-            lambda _: _on_each(pool, lambda drive: drive.unlink_queue.settle()),
+            lambda _: pool.space.on_each(lambda drive: drive.unlink_queue.settle()),
             lambda _: pool.at_hand.run_due(),
             self.watch.run_due,
-            lambda _: _on_each(pool, lambda drive: drive.device_room.measure()),
+            lambda _: pool.space.on_each(lambda drive: drive.device_room.measure()),
             self.reclaim.run_due,
             *((self.drains.run_due,) if pool.drive_counts.several else ()),
             self.probation_ends.run_due,
@@ -178,7 +171,7 @@ class Store:
             lambda now_s: pool.rules.leases.run_due(now_s, self.blocks.lease_ends.end),
             pool.rules.heat.run_due,
             self.gate.run_due,
-            lambda _: pool.rules.heat.mark(pool.age_ns()),
+            lambda _: pool.rules.heat.mark(pool.age_clock.now_ns()),
             self.expiry.run_due,
             self._save_heat,
             pool.figures.run_due,
@@ -187,7 +180,7 @@ class Store:
             *((self.read_ahead.run_due,) if self.read_ahead is not None else ()),
             self._sweep_on,
             self.durable_pass.run_due,
-            lambda _: pool.space.strays.run_due(pool.age_ns()),
+            lambda _: pool.space.strays.run_due(pool.age_clock.now_ns()),
         )
 
     # ---- the port Room: what the allocator asks for ----
@@ -246,10 +239,6 @@ class Store:
             settled = False
             self.pool.run.distrust()
         self.pool.close(settled=settled, swept=self.swept)
-
-    def totals(self, uid: int = UNKNOWN_UID, ino: InodeNo = ROOT_INODE) -> Totals:
-        """Return the pool's size and what is free, as user *uid* sees it at *ino*."""
-        return statfs_totals(self.pool, uid, ino)
 
     def begin_serving(self, loop: Loop) -> None:
         """From now on *loop* serves requests: it waits for the device in threads only."""
@@ -329,52 +318,3 @@ class Store:
             self.pool.index.settle()
         except (NoSpace, OSError) as error:
             _log.warning("index: pending rows not written: %s", error)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the figures `kvfs status` shows, in bytes and counts."""
-        space = self.pool.space.taken
-        return {
-            "uuid": self.pool.device.uuid,
-            "root": self.attributes.describe_root(),
-            "capacity_bytes": space.capacity_bytes,
-            "used_bytes": kept_bytes(self.pool),
-            "drives": drive_figures(self.pool, self.device_watch.drives, self.device_wears),
-            "missing_drives": sum(drive.is_lacking for drive in self.pool.space.drives.all),
-            "usable_bytes": space.bound_bytes,
-            "free_bytes": max(0, space.bound_bytes - kept_bytes(self.pool)),
-            "preallocated_bytes": space.ready_bytes,
-            "old_version_bytes": self.blocks.truncating.old_version_bytes,
-            **reclaim_figures(self.pool, self.reclaim, self.watch),
-            "together": unit_figures(self.pool, self.reclaim.units),
-            **hint_figures(self.pool),
-            "probation": self.probation_ends.describe(),
-            "gate": self.gate.describe(),
-            "held_by": self.pool.figures.held.shown(),
-            "tenants": self.pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(self.pool)),
-            "cache": {
-                **self.pool.figures.shown(space.capacity_bytes, for_blocks_bytes(self.pool)),
-                "device": whole_wear(self.device_wears),
-            },
-            "store_times": self.pool.figures.store_times.shown(),
-            **tree_figures(self.pool),
-            "open_inodes": len(self.pool.open.inodes),
-            "preallocated_extents": self.pool.open.ready.count,
-            "preallocated_hits": self.pool.open.ready.hits,
-            "preallocated_misses": self.pool.open.ready.misses,
-            "recently_deleted": len(self.pool.departures.removed),
-            "states": state_totals(self.pool),
-            "torn_blocks": self.blocks.publishing.torn,
-            "unverified_blocks": self.blocks.doubts.unproven + self.blocks.lease_ends.unproven,
-            "background_backlog": self.pool.background.backlog,
-            "background_failures": self.pool.background.failures,
-            "follow_failures": self.pool.followers.failures,
-            "lost_blocks": self.pool.lost_blocks,
-            "write_back_failures": self.device_watch.failures + self.durable_pass.failures,
-            "durability": self.durable_pass.describe(),
-            "strays": self.pool.space.strays.describe(self.pool.age_ns()),
-            "checksums": self.durable_pass.checksum_counts() | self.verifier.describe(),
-            "damaged_rows": self.pool.damage.misses,
-            **worst_answer(self.pool.space.probes.all),
-            **self.pool.durable.index_log.describe(self.pool.monotonic_s()),
-            "reconcile": self.reconcile.describe(),
-        }

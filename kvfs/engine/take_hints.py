@@ -25,10 +25,14 @@ from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import ROOT_INODE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.names.named import STEP, Named, files_below, find, named
 from kvfs.engine.names.namespace import Namespace
-from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import RuleParts
 from kvfs.pool.rules.paths import reaches
+from kvfs.storage.age_clock import AgeClock
 from kvfs.storage.background import Aside
+from kvfs.storage.extents import Extents
 from kvfs.storage.heat_columns import ALWAYS_S, Told
+from kvfs.storage.index import Index
+from kvfs.storage.syscalls import Syscalls
 
 #: Blocks that wait to be read; more are not.
 FETCHES_MAX: Final = 4096
@@ -38,18 +42,21 @@ _AT_ONCE_BYTES: Final = 1 << 20
 class FetchAhead:
     """The blocks of one pool that wait to be read."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, rules: RuleParts, extents: Extents, syscalls: Syscalls) -> None:
+        """Close it before *extents*."""
+        self._heat = rules.heat
+        self._counts = rules.hints.counts
+        self._extents = extents
+        self._syscalls = syscalls
         self._waiting: deque[InodeNo] = deque()
         self._reader: Aside[int] = Aside("kvfs-fetch")
         self._buffer = memoryview(bytearray(_AT_ONCE_BYTES))
-        pool.ends_first(self.close)
 
     def add(self, ino: InodeNo) -> bool:
         """Have block *ino* read; False if too many wait. It counts as used."""
         if len(self._waiting) >= FETCHES_MAX:
             return False
-        self._pool.rules.heat.touch(ino)
+        self._heat.touch(ino)
         self._waiting.append(ino)
         self._go_on()
         return True
@@ -58,7 +65,7 @@ class FetchAhead:
         """Count what was read, and go on."""
         read = self._reader.pop_result()
         if read is not None:
-            self._pool.rules.hints.counts.fetched += read
+            self._counts.fetched += read
         self._go_on()
 
     def close(self) -> None:
@@ -80,9 +87,9 @@ class FetchAhead:
 
     def _read(self, ino: InodeNo) -> bool:
         """Read block *ino*, and return whether that went well: it may be gone by now."""
-        calls = self._pool.syscalls
+        calls = self._syscalls
         try:
-            fd = self._pool.extents.open(ino, os.O_RDONLY)
+            fd = self._extents.open(ino, os.O_RDONLY)
         except (Damaged, OSError):
             return False
         try:
@@ -105,8 +112,18 @@ _SEARCH: Final = 0o1
 class TakeHints:
     """Takes the hints for the blocks of one pool."""
 
-    def __init__(self, pool: Pool, namespace: Namespace, fetch: FetchAhead) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        index: Index,
+        rules: RuleParts,
+        age_clock: AgeClock,
+        namespace: Namespace,
+        fetch: FetchAhead,
+    ) -> None:
+        self._index = index
+        self._hints = rules.hints
+        self._ranks = rules.ranks
+        self._age_clock = age_clock
         self._namespace = namespace
         self._fetch = fetch
 
@@ -127,7 +144,7 @@ class TakeHints:
                     break
                 if steps % _NAMES_A_STEP == 0:
                     yield
-        counts = self._pool.rules.hints.counts
+        counts = self._hints.counts
         counts.taken += done.taken
         counts.clipped += done.clipped
         counts.unknown += done.unknown
@@ -135,10 +152,10 @@ class TakeHints:
 
     def _named(self, hint: ToldHint, done: TakenHints) -> Iterator[InodeNo]:
         """Yield the files that *hint* is about, and STEP at the end of a step."""
-        pool, namespace = self._pool, self._namespace
+        index, namespace = self._index, self._namespace
         for number, name in enumerate(hint.names, 1):
             try:
-                yield find(pool, namespace, name)
+                yield find(index, namespace, name)
             except (PathMissing, UnicodeError):
                 done.unknown += 1
             if number % _NAMES_A_STEP == 0:
@@ -146,17 +163,17 @@ class TakeHints:
         for prefix in hint.prefixes:
             found = 0
             try:
-                for top in named(pool, namespace, Named(("",), f"{glob.escape(prefix)}*")):
+                for top in named(index, namespace, Named(("",), f"{glob.escape(prefix)}*")):
                     found += top != STEP
-                    yield from (STEP,) if top == STEP else files_below(pool, top)
+                    yield from (STEP,) if top == STEP else files_below(index, top)
             except KvfsError:
                 found = 0
             done.unknown += not found
         for session in hint.sessions:
-            tops = pool.rules.hints.of_session(session)
+            tops = self._hints.of_session(session)
             done.unknown += not tops
             for top in tops:
-                yield from files_below(pool, top)
+                yield from files_below(index, top)
             yield STEP
 
     def _take_one(
@@ -168,13 +185,12 @@ class TakeHints:
         done: TakenHints,
     ) -> None:
         """Do what *hint* says for file *ino*."""
-        pool = self._pool
-        record = pool.index.inode_or_miss(ino)
+        record = self._index.inode_or_miss(ino)
         if record is None or not stat.S_ISREG(record.mode) or record.state not in SETTLED:
             done.unknown += 1
             return
         may_search = functools.partial(_may, client, right=_SEARCH)
-        is_reached = reaches(pool.index, record.parent, may_search, searched)
+        is_reached = reaches(self._index, record.parent, may_search, searched)
         if not (is_reached and _may(client, record, _WRITE)):
             done.refused += 1
             return
@@ -187,12 +203,12 @@ class TakeHints:
         done.taken += is_taken
 
     def _tell(self, hint: ToldHint, ino: InodeNo, record: InodeRecord) -> bool:
-        ranks = self._pool.rules.ranks
+        ranks = self._ranks
         if hint.do is Do.RELEASE:
             return ranks.tell(ino, record, Told.NOTHING)
         until_s = ALWAYS_S
         if hint.duration_s is not None:
-            until_s = self._pool.age_ns() // SECOND_NS + max(1, round(hint.duration_s))
+            until_s = self._age_clock.now_ns() // SECOND_NS + max(1, round(hint.duration_s))
         if hint.do is Do.DEMOTE:
             return ranks.tell(ino, record, Told.DEMOTE, until_s=until_s)
         return ranks.tell(ino, record, Told.RETAIN, priority=hint.priority, until_s=until_s)

@@ -11,14 +11,13 @@ import contextlib
 import enum
 import functools
 import logging
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
 from kvfs.core.errors import NoSpace, NotAtHand
-from kvfs.core.eviction_policy import EVICTABLE
 from kvfs.core.headroom import UNWATCHED_BYTES, lacking_bytes, outgrowing_bytes, reserve_bytes
 from kvfs.core.index_room import unevictable_bytes
-from kvfs.core.lifecycle import is_temporary
 from kvfs.core.types import FIRST_DRIVE, InodeNo, round_up
 from kvfs.machine.processes import Maker
 from kvfs.pool.open.open_inodes import OpenInode
@@ -35,18 +34,6 @@ _INDEX_STEP_BYTES: Final = 4 << 20
 #: Files checked before a new draft is created. There are more such files only while there is space
 #: for all of them until the next tick.
 _LOOKS_A_DRAFT: Final = 32
-
-
-def in_use_bytes(pool: Pool, drive: PoolDrive | None = None) -> int:
-    """Return the bytes of blocks, on *drive* or anywhere, that could be evicted if not open."""
-    drive_of, heat = pool.space.drives.of, pool.rules.heat
-    return sum(
-        heat.held_as(ino, rank) or 0
-        for ino, opened in pool.open.inodes.items()
-        if opened.gone is None and not opened.is_revocable
-        if drive is None or drive_of(ino) is drive
-        for rank in EVICTABLE
-    )
 
 
 class Fit(enum.Enum):
@@ -70,21 +57,27 @@ class Reach:
     An upper bound: that a closed block is still mapped shows only when it is to be evicted.
     """
 
-    def __init__(self, pool: Pool, room: Room) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        evictable_on: Callable[[PoolDrive], int],
+        in_use_on: Callable[[PoolDrive], int],
+        room: Room,
+    ) -> None:
+        """See ``Pool`` for the first two."""
+        self._evictable_on = evictable_on
+        self._in_use_on = in_use_on
         self._room = room
 
     def fit(self, size_bytes: int, drive: PoolDrive) -> Fit:
         """Return whether *drive* has *size_bytes* for a request, as far as is known now."""
-        pool, space = self._pool, drive.space
-        evictable_bytes = pool.evictable_on(drive)
+        space, evictable_bytes = drive.space, self._evictable_on(drive)
         at_most_bytes = self._at_most_bytes(drive, evictable_bytes)
         if size_bytes <= at_most_bytes:
             # For larger requests open blocks are subtracted. A smaller request evicts no more than
             # is kept free ahead of writers anyway, so a wrong guess costs little.
             if size_bytes <= drive.headroom.most_bytes:
                 return Fit.NOW
-            used_bytes = in_use_bytes(pool, drive)
+            used_bytes = self._in_use_on(drive)
             return Fit.NOW if size_bytes <= at_most_bytes - used_bytes else Fit.AFTER_USERS
         if size_bytes <= at_most_bytes + space.lacking_bytes:
             return Fit.AFTER_GUESSES
@@ -191,7 +184,7 @@ class Allocator:
         self._only: Final = None if drives[1:] else drives[FIRST_DRIVE]
         self._ready: Final = pool.open.ready.queues.all
         self.room = room
-        self.reach = Reach(pool, room)
+        self.reach = Reach(pool.evictable_on, pool.in_use_bytes, room)
         self.growth = DraftGrowth(pool)
 
     def require_space(self, size_bytes: int, drive: PoolDrive) -> None:
@@ -418,16 +411,3 @@ def require_node(pool: Pool, uid: int) -> None:
     whole_bytes = min(pool.space.taken.usable_bytes, index_room.map_bytes)
     if pool.space.node_shares.refuses(uid, taken_bytes, whole_bytes):
         raise NoSpace("directories, symlinks and attributes have their share of the pool")
-
-
-def require_lease(pool: Pool, parent: InodeNo, name: bytes, uid: int, maker: Maker) -> None:
-    """Raise NoSpace for a process over its share of leases, if its store will be leased.
-
-    That is under a final name; where only a rename publishes, under any name.
-    """
-    policy = pool.rules.policies.of(parent)
-    if is_temporary(name) and not policy.only_renamed:
-        return
-    if (policy.leases or policy.only_renamed) and pool.rules.leases.shares.refuses(uid, maker):
-        pool.rules.leases.shares.refused += 1
-        raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")

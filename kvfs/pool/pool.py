@@ -112,7 +112,7 @@ class Pool:
                 *(self.index, settings, self.space.taken, accounts.stored, self.rules.tenants),
                 *(self.monotonic_s, self.clock_ns),
                 self.rules.heat,
-                self.age_ns,
+                self.age_clock.now_ns,
                 EvictedNames(outliving.evicted.words),
             )
             self.departures = self._departures()
@@ -156,8 +156,7 @@ class Pool:
             *(self.index, self.space.of, self.space.taken),
             *(self.open.inodes, self.open.notes, self.unfinished),
             *(self.durable.identities, self.kernel, self.at_hand),
-            lambda: self.clock_ns(),
-            lambda: self.monotonic_s(),
+            *(self.clock_ns, self.monotonic_s),
         )
 
     def _open_parts(self) -> OpenParts:
@@ -245,9 +244,8 @@ class Pool:
             now_s=self.clock_ns() // SECOND_NS,
             entitlements=accounts.entitlements,
         )
+        #: The clock for ages, which never steps.
         self.age_clock = AgeClock.begun(self.run.age_base_ns, self.clock_ns(), heat.seen_ns)
-        #: The clock for ages, which never steps (ns; age_clock.py).
-        self.age_ns = self.age_clock.now_ns
         hints, named = Hints(heat), entitled_directories(settings.tenants)
         policies = Policies(self.index, settings.policies, named)
         pins = Pins(self.index, accounts.pinned)
@@ -287,7 +285,7 @@ class Pool:
             self.open.ready.give_way()
             self.background.drain()
             if not self.settings.read_only:
-                self.rules.heat.mark(self.age_ns())
+                self.rules.heat.mark(self.age_clock.now_ns())
                 for drive in self.space.kept_on:
                     self.rules.heat.save(drive.number, at_stop=True)
                 marked = self.durable.syncs.at_stop()
@@ -337,6 +335,17 @@ class Pool:
         """Return what of these bytes is on *drive*."""
         held_bytes = self.rules.heat.held_on[drive.number]
         return sum(held_bytes[rank] for rank in EVICTABLE)
+
+    def in_use_bytes(self, drive: PoolDrive | None = None) -> int:
+        """Return what of them, on *drive* or anywhere, is open now."""
+        drive_of, heat = self.space.drives.of, self.rules.heat
+        return sum(
+            heat.held_as(ino, rank) or 0
+            for ino, opened in self.open.inodes.items()
+            if opened.gone is None and not opened.is_revocable
+            if drive is None or drive_of(ino) is drive
+            for rank in EVICTABLE
+        )
 
     def _leases_end_bytes(self) -> int:
         """Return how many bytes leases may keep."""

@@ -81,6 +81,11 @@ class SpaceParts:
         """The drives that have copies of the log, RUN and HEAT: two, so that one may be lost."""
         return self.serving[:_KEPT_TWICE]
 
+    def on_each(self, do: Callable[[PoolDrive], None]) -> None:
+        """Call *do* with each drive that has not failed."""
+        for drive in self.serving:
+            do(drive)
+
     def close(self) -> None:
         """Wait for the probes under way."""
         for probe in self.probes.all:

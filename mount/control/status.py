@@ -15,6 +15,7 @@ import trio
 import kvfs
 from kvfs.core.settings import Settings
 from kvfs.engine.store import Store
+from kvfs.engine.store_figures import store_figures
 from kvfs.machine.held_files import HeldFiles
 from mount.control.socket import Verb
 from mount.files.files import Files
@@ -66,7 +67,7 @@ def describe(mount: Parts) -> dict[str, Any]:
         "server_memory_bytes": _own_memory_bytes(),
         "device_number": mount.number.present,
         "device_number_before": mount.number.before,
-        **mount.store.describe(),
+        **store_figures(mount.store),
         **path.describe(),
         "space_waits": {
             "count": mount.files.room.stalls,

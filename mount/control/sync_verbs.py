@@ -61,7 +61,7 @@ class SyncVerbs:
         if pool.settings.read_only:
             raise UsageError("the mount is read-only")
         self._store.blocks.last_closes.settle()
-        tops = {find(pool, self._store.namespace, path) for path in paths}
+        tops = {find(pool.index, self._store.namespace, path) for path in paths}
         wait = _Wait(self._store.durable_pass.goal(), set() if ROOT_INODE in tops else tops)
         blocks = await self._find_blocks(wait)
         number = next(self._numbers)

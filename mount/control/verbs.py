@@ -34,7 +34,6 @@ from kvfs.engine.by_command import (
     unpin_matching,
 )
 from kvfs.engine.durability.verifier import VerifyProgress, verify_all
-from kvfs.engine.eviction.space_figures import for_blocks_bytes
 from kvfs.engine.names.named import (
     STEP,
     Named,
@@ -46,6 +45,7 @@ from kvfs.engine.names.named import (
     pattern_of,
 )
 from kvfs.engine.store import Store
+from kvfs.engine.store_figures import for_blocks_bytes
 from kvfs.pool.figures.touch_recordings import KeyedNames
 from kvfs.pool.rules.paths import path_of
 from mount.control.socket import Verb
@@ -216,8 +216,8 @@ class CommandVerbs:
         store, progress, what = self._store, VerifyProgress(), self._named(args)
         inos = (
             ino
-            for root in named(store.pool, store.namespace, what)
-            for ino in ((STEP,) if root == STEP else files_below(store.pool, root))
+            for root in named(store.pool.index, store.namespace, what)
+            for ino in ((STEP,) if root == STEP else files_below(store.pool.index, root))
         )
         everything = what.match is None and any(not path.strip("/") for path in what.paths)
         return self._jobs.start(
@@ -267,7 +267,7 @@ class CommandVerbs:
         hot, blocks, letters = self._hot, list[tuple[str, int]](), 0
         for ino in hot[after : after + _BLOCKS_A_REPLY]:
             after += 1
-            if (block := path_and_size(pool, ino)) is not None:
+            if (block := path_and_size(pool.index, ino)) is not None:
                 blocks.append(block)
                 letters += len(block[0])
             if letters > _LETTERS_A_REPLY:
@@ -287,7 +287,7 @@ class CommandVerbs:
     def _found(self, args: dict[str, Any]) -> list[tuple[str, InodeNo]]:
         """Return all paths with their inodes; a missing one is an error before anything changes."""
         pool, namespace = self._store.pool, self._store.namespace
-        return [(path, find(pool, namespace, path)) for path in _texts(args, "paths")]
+        return [(path, find(pool.index, namespace, path)) for path in _texts(args, "paths")]
 
 
 def _texts(args: dict[str, Any], name: str) -> list[str]:
@@ -368,7 +368,11 @@ class RecordVerbs:
         """Return the time, and hits and misses since the server began."""
         pool = self._store.pool
         hits, misses = pool.figures.asked()
-        return {"time": round(pool.age_ns() / SECOND_NS, 3), "hits": hits, "misses": misses}
+        return {
+            "time": round(pool.age_clock.now_ns() / SECOND_NS, 3),
+            "hits": hits,
+            "misses": misses,
+        }
 
 
 def _key_of(args: dict[str, Any]) -> bytes:

@@ -17,10 +17,12 @@ from typing import Final, NamedTuple, Protocol
 from kvfs.core.errors import Damaged, ToolMissing
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import NO_BACKING_ID, BackingId, InodeNo
+from kvfs.devices import Device
 from kvfs.doctor.machine_rules import READ_AHEAD_WANTED_BYTES
 from kvfs.machine.mount_table import kvfs_at
-from kvfs.pool.open.open_inodes import OpenInode
-from kvfs.pool.pool import Pool
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
+from kvfs.storage.extents_at_hand import ExtentsAtHand
+from kvfs.storage.outliving import Notes
 from mount.fuse import kernel
 from mount.fuse.wire import (
     FOPEN_DIRECT_IO,
@@ -208,10 +210,19 @@ class PassthroughPath:
     holds_readers = False
 
     def __init__(
-        self, pool: Pool, device_fd: int, ids_max: int, give_up_one: Callable[[], bool]
+        self,
+        device: Device,
+        inodes: OpenInodes,
+        at_hand: ExtentsAtHand,
+        notes: Notes,
+        device_fd: int,
+        ids_max: int,
+        give_up_one: Callable[[], bool],
     ) -> None:
-        """*give_up_one* lets a parked inode go; False when there is none."""
-        self._pool = pool
+        """*device_fd* is FUSE's. *give_up_one* lets a parked inode go; False when there is none."""
+        self._device = device
+        self._inodes = inodes
+        self._at_hand = at_hand
         self._give_up_one = give_up_one
         self._device_fd = device_fd
         self._ids_max = ids_max
@@ -221,7 +232,7 @@ class PassthroughPath:
         self._idle: OrderedDict[InodeNo, BackingId] = OrderedDict()
         #: All ids that the kernel has; a note of each is left to the next server.
         self._registered: set[BackingId] = set()
-        self._notes = pool.notes
+        self._notes = notes
         self.opened_ids = 0
         self.closed_ids = 0
 
@@ -285,7 +296,7 @@ class PassthroughPath:
     def _try_one(self) -> BackingId:
         """Register some file of the pool. Raises OSError."""
         # Any regular file on the backing file system will do.
-        fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._pool.device.pool_fd)
+        fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._device.pool_fd)
         try:
             return kernel.open_backing(self._device_fd, fd)
         finally:
@@ -331,11 +342,11 @@ class PassthroughPath:
         """Ask for the extent that the grant registers, before a reader is counted."""
         if ino in self._open or ino in self._idle:
             return
-        opened = self._pool.open.inodes.get(ino)
+        opened = self._inodes.get(ino)
         if opened is not None and (opened.fd >= 0 or opened.fresh_id or opened.through_daemon):
             return
         with contextlib.suppress(Damaged):  # the open finds out, and makes it a miss
-            self._pool.at_hand.require(ino)
+            self._at_hand.require(ino)
 
     def _owned(self, opened: OpenInode) -> BackingId:
         """Return the id that came with a fresh extent, or was kept since the last close, or 0."""
@@ -345,7 +356,7 @@ class PassthroughPath:
         if opened.fd >= 0:  # perhaps its name is gone
             path_fd = _path_of(opened.fd)
         else:
-            path_fd = self._pool.at_hand.open(opened.ino, os.O_PATH)
+            path_fd = self._at_hand.open(opened.ino, os.O_PATH)
         return self._register_path(path_fd)
 
     def freed(self, opened: OpenInode) -> None:
@@ -376,7 +387,7 @@ class PassthroughPath:
 
     def describe(self) -> dict[str, int]:
         """Return how many ids are registered."""
-        parked = len(self._pool.open.inodes.parked)
+        parked = len(self._inodes.parked)
         return {
             "backing_ids_open": len(self._open) - parked,
             "backing_ids_cached": len(self._idle) + parked,

@@ -101,7 +101,10 @@ class KernelPort:
         )
         self.path: DataPath = DaemonPath()
         if self.choice.passthrough:
-            self.path = PassthroughPath(pool, fuse_fd, ids_max, self.readers.give_up_one)
+            self.path = PassthroughPath(
+                *(pool.device, pool.open.inodes, pool.at_hand, pool.notes),
+                *(fuse_fd, ids_max, self.readers.give_up_one),
+            )
         #: The handles that clients have from before.
         self.recalled: Recalled | None = None
         if self.agreed_before is not None:

@@ -21,6 +21,7 @@ from kvfs.core.types import (
 )
 from kvfs.engine.attributes import USER_PREFIX
 from kvfs.engine.blocks.allocations import AllocationRequest
+from kvfs.engine.store_figures import statfs_totals
 from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 from mount.files.files import Files
 from mount.files.handles import Handle, HandleKind
@@ -120,7 +121,7 @@ class RawRequests:
 
     def _statfs(self, unique: int, nodeid: int, _request: memoryview) -> Message:
         """Return the pool's size in units of 4096 bytes (LMCache takes f_bsize as alignment)."""
-        totals = self._store.totals(self._callers.uid(), InodeNo(nodeid))
+        totals = statfs_totals(self._store.pool, self._callers.uid(), InodeNo(nodeid))
         free, sizes = totals.blocks_free, (PAGE_BYTES, NAME_MAX_BYTES, PAGE_BYTES)
         return data_reply(
             unique,

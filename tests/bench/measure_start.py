@@ -31,8 +31,7 @@ from kvfs.storage.index_place import discard_index
 from kvfs.storage.row_log import forget_log
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.power_cuts.power import Cut, shut_down
-from tests.support.kernel.kernel_recorder import KernelRecorder
-from tests.support.store.driven import Driven
+from tests.support.store.driven import Driven, driven
 from tests.support.store.stores import fill_pool, put, settle
 
 _BATCH: Final = 8192
@@ -136,12 +135,12 @@ def _close(device: Device, image: Path) -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def _start(image: Path, settings: Settings, *, names: int) -> tuple[Device, Store, dict[str, Any]]:
+def _start(image: Path, settings: Settings, *, names: int) -> tuple[Device, Driven, dict[str, Any]]:
     times = [time.monotonic()]
     device = open_source(str(image))
     times.append(time.monotonic())
-    store = Store(device, settings, KernelRecorder())
-    store.namespace.lookup(ROOT_INODE, _name(names // 2)) if names else None
+    store = driven(device, settings)
+    store.engine.namespace.lookup(ROOT_INODE, _name(names // 2)) if names else None
     times.append(time.monotonic())
     found = {"mount_xfs_s": times[1] - times[0], "serves_s": times[2] - times[1]}
     return device, store, found
@@ -162,33 +161,31 @@ def main() -> None:
     settings = Settings()
     found: dict[str, Any] = {"names": given.names, "files": given.files}
     try:
-        device, store, _ = _start(given.image, settings, names=0)
-        _fill(store, given.names, files=given.files)
-        driver = Driven(store)
+        device, driver, _ = _start(given.image, settings, names=0)
+        _fill(driver.engine, given.names, files=given.files)
         driver.sync()
-        store.pool.index.preallocate()
-        found["index_bytes"] = store.pool.index.used_bytes()
+        driver.engine.pool.index.preallocate()
+        found["index_bytes"] = driver.engine.pool.index.used_bytes()
         found["row_bytes_a_name"] = {
-            what: round(_row_bytes(store, prefix) / given.names, 1) for what, prefix in _KINDS
+            what: round(_row_bytes(driver.engine, prefix) / given.names, 1)
+            for what, prefix in _KINDS
         }
-        found["copy_s"] = _copy(store)
+        found["copy_s"] = _copy(driver.engine)
         _log(driver, given.logged)
         driver.kill()
         _close(device, given.image)
-        device, store, found["after_kill"] = _start(given.image, settings, names=given.names)
-        driver = Driven(store)
+        device, driver, found["after_kill"] = _start(given.image, settings, names=given.names)
         driver.log_no_more()
         for number in range(_YOUNG):
             put(driver, ROOT_INODE, b"younger %d" % number, b"y" * 5000)
         driver.sync()
         _end(driver)
         _cut(device, given.image)
-        device, store, found["start"] = _start(
+        device, driver, found["start"] = _start(
             given.image, settings, names=given.names if given.files else 0
         )
-        store.namespace.lookup(ROOT_INODE, b"younger 1")
-        found["start"] |= store.reconcile.describe()
-        driver = Driven(store)
+        driver.engine.namespace.lookup(ROOT_INODE, b"younger 1")
+        found["start"] |= driver.engine.reconcile.describe()
         if given.files:
             begun_s = time.monotonic()
             settle(driver)
@@ -197,8 +194,9 @@ def main() -> None:
             driver.sync()
             _end(driver)
             _cut(device, given.image)
-            device, store, found["rebuild_start"] = _start(given.image, settings, names=given.names)
-            driver = Driven(store)
+            device, driver, found["rebuild_start"] = _start(
+                given.image, settings, names=given.names
+            )
         _end(driver)
         device.close()
         wait_released(str(given.image))

@@ -228,8 +228,7 @@ def test_of_many_extents_the_last_are_kept(serving: Serving) -> None:
 
 
 def test_of_many_files_what_the_last_say_is_kept(serving: Serving) -> None:
-    # It has the parts of a pool that are used here.
-    claims = ClaimsAtHand(serving)  # type: ignore[arg-type]
+    claims = ClaimsAtHand(serving.extents, serving.background, serving.syscalls)
     asks = serving.background.of(InodeNo(100)).asks
     for first in (100, 700):
         claims.read_ahead(map(InodeNo, range(first, first + 600)))

@@ -30,13 +30,10 @@ class SlowPool:
             raise FileNotFoundError  # it was evicted meanwhile
         return 3
 
-    def ends_first(self, _end: object) -> None:
-        """Nothing is closed here."""
-
 
 def test_more_than_may_wait_is_not_fetched() -> None:
     pool: Any = SlowPool()
-    fetch = FetchAhead(pool)
+    fetch = FetchAhead(pool.rules, pool.extents, pool.syscalls)
     asked = [InodeNo(number) for number in range(FETCHES_MAX + 20)]
     taken = [ino for ino in asked if fetch.add(ino)]
     assert FETCHES_MAX <= len(taken) <= FETCHES_MAX + 1  # one may be under way
@@ -50,7 +47,7 @@ def test_more_than_may_wait_is_not_fetched() -> None:
 
 def test_what_waits_is_dropped_at_a_stop() -> None:
     pool: Any = SlowPool()
-    fetch = FetchAhead(pool)
+    fetch = FetchAhead(pool.rules, pool.extents, pool.syscalls)
     for number in range(100):
         fetch.add(InodeNo(number))
     threading.Timer(0.0, pool.let_go.set).start()

@@ -15,7 +15,10 @@ from kvfs.engine.blocks.served import Emptying
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
-from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+from kvfs.pool.pool_parts import SpaceParts
+from kvfs.storage.background import Background
+from kvfs.storage.extents import Extents
+from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Syscalls
 
 
 class AllocationRequest(NamedTuple):
@@ -140,8 +143,19 @@ class Allocations:
 class Lengths:
     """Sets the lengths of the open files of one pool."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, emptying: Emptying) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        extents: Extents,
+        background: Background,
+        space: SpaceParts,
+        syscalls: Syscalls,
+        allocator: Allocator,
+        emptying: Emptying,
+    ) -> None:
+        self._extents = extents
+        self._background = background
+        self._space = space
+        self._syscalls = syscalls
         self._allocator = allocator
         self._emptying = emptying
 
@@ -159,14 +173,13 @@ class Lengths:
         *keeps*: others have it open, so the bytes that it holds stay counted. *empties*: a file
         server empties it. Raises OSError, while no requests are served.
         """
-        pool = self._pool
         if keeps:
             self._allocator.make_room_ahead(size_bytes - opened.allocated_bytes, opened.ino)
             opened.resize()
             opened.note_cut(size_bytes)
         opened.settle(
-            pool.background.of(opened.ino).device,
-            functools.partial(pool.syscalls.ftruncate, opened.fd, size_bytes),
+            self._background.of(opened.ino).device,
+            functools.partial(self._syscalls.ftruncate, opened.fd, size_bytes),
             functools.partial(self._end, opened, done, keeps=keeps, empties=empties),
         )
 
@@ -176,7 +189,7 @@ class Lengths:
         """Count what the file holds now, after its length was set or could not be."""
         if keeps and opened.fd >= 0:
             opened.note_allocated(
-                self._pool.extents.allocated_bytes(opened.fd), self._pool.space.of(opened.ino)
+                self._extents.allocated_bytes(opened.fd), self._space.of(opened.ino)
             )
         if empties:
             self._emptying.choose_course(opened)

@@ -27,7 +27,7 @@ from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.truncating_open import TruncatingOpens
 from kvfs.machine.processes import NOBODY, SERVER, Maker
-from kvfs.pool.allocator import Allocator, require_lease
+from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.extent_bytes import measured, not_before, require_size, tick_ns
 from kvfs.pool.open.open_inodes import Hand, OpenInode
 from kvfs.pool.pool import Pool
@@ -48,15 +48,15 @@ class Blocks:
         self.publishing = Publishing(pool, namespace)
         self.lease_ends = LeaseEnds(pool, namespace)
         self.allocations = Allocations(pool, allocator, self.publishing)
-        self.truncating = TruncatingOpens(pool, namespace, allocator, awaited)
-        self.last_closes = LastCloses(
-            pool, self.publishing, self.truncating.old, self.truncating.lock_files
-        )
+        self.truncating = truncating = TruncatingOpens(pool, namespace, allocator, awaited)
+        self.last_closes = LastCloses(pool, self.publishing, truncating.old, truncating.lock_files)
         self.doubts = Doubts(pool, self.last_closes.close)
         self.served = Served(pool, self.publishing, self.last_closes.close)
         self.renames = Renames(pool, namespace, self.truncating, self.last_closes, self.served)
         self._emptying = Emptying(pool, allocator, self.served)
-        self._lengths = Lengths(pool, allocator, self._emptying)
+        self._lengths = Lengths(
+            *(pool.extents, pool.background, pool.space, pool.syscalls), allocator, self._emptying
+        )
 
     def create(
         self,
@@ -82,7 +82,7 @@ class Blocks:
         pool = self._pool
         self._allocator.require_name()
         parent_record = self._namespace.require_free(parent, name)
-        require_lease(pool, parent, name, uid, maker)
+        pool.rules.leases.shares.require(pool.rules.policies.of(parent), name, uid, maker)
         extent = self._allocator.take_extent(parent, maker, roomless=roomless)
         now_ns = pool.clock_ns()
         record = new_record(parent, name, mode, uid, gid, now_ns, parent_record)

@@ -179,9 +179,9 @@ class Renames:
         opened, closed = pool.open.inodes.get(ino), None
         if opened is not None and opened.writers:
             closed = self._closes.closed(opened, record)
-        moved = with_alias(closed or renamed(pool, opened, record, who), new.alias)._replace(
-            parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence
-        )
+        moved = with_alias(
+            closed or renamed(pool.syscalls, opened, record, who), new.alias
+        )._replace(parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence)
         named = new_alias(ino, record, now_ns, sequence, who)
         why, finished = (Why.RENAMED, NO_INODE) if closed is None else (Why.STORED, ino)
         # Atomic: no checkpoint from here until the name is visible.
@@ -202,7 +202,7 @@ class Renames:
         """Give *opened*, a draft without a name, a *new* one. Raises as ``_move``."""
         pool = self._pool
         now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
-        named = renamed(pool, opened, record, who)._replace(
+        named = renamed(pool.syscalls, opened, record, who)._replace(
             parent=new.parent, name=new.name, ctime_ns=now_ns, sequence=sequence
         )
         # Atomic: no checkpoint from here until the name is visible.

@@ -157,7 +157,7 @@ class Served:
         pool = self._pool
         wait_s = min(max(wait_s, 0.1), pool.settings.file_server_close_s)
         self._written[ino] = _Watched(
-            pool.monotonic_s() + wait_s, ctime_ns, idle_ns, pool.age_ns(), pool.clock_ns()
+            pool.monotonic_s() + wait_s, ctime_ns, idle_ns, pool.age_clock.now_ns(), pool.clock_ns()
         )
         self._written.move_to_end(ino)
 
@@ -173,7 +173,7 @@ class Served:
         except OSError as error:
             _log.warning("inode %#x: %s", opened.ino, error)
             return 0, 0
-        went_by_ns = pool.age_ns() - watched.age_ns
+        went_by_ns = pool.age_clock.now_ns() - watched.age_ns
         now_ns = pool.clock_ns()
         if ctime_ns == watched.ctime_ns:
             return ctime_ns, watched.idle_ns + went_by_ns

@@ -21,7 +21,9 @@ from kvfs.core.errors import Damaged
 from kvfs.core.types import InodeNo
 from kvfs.pool.durable.final_bytes import MAY_CHANGE
 from kvfs.pool.durable.not_durable import UndurableQueue, Waiting
-from kvfs.pool.pool import Pool
+from kvfs.pool.open.open_inodes import OpenInodes
+from kvfs.pool.pool_parts import DurableParts
+from kvfs.storage.background import Background
 from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.syscalls import (
     SYNC_FILE_RANGE_WRITE,
@@ -55,12 +57,20 @@ class OpenBlock(NamedTuple):
 class DurableBatch:
     """Gathers the blocks that are due for the next pass over one drive."""
 
-    def __init__(self, pool: Pool, queue: UndurableQueue, complete: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        durable: DurableParts,
+        inodes: OpenInodes,
+        background: Background,
+        queue: UndurableQueue,
+        complete: Callable[[], None],
+    ) -> None:
         """*queue*: what its drive lacks. *complete* is called when all blocks are open."""
-        self._pool = pool
+        self._inodes = inodes
+        self._background = background
         self._queue = queue
-        self._not_durable = pool.durable.not_durable
-        self._final_bytes = pool.durable.final_bytes
+        self._not_durable = durable.not_durable
+        self._final_bytes = durable.final_bytes
         self._complete = complete
         self._blocks: list[OpenBlock] = []
         self._size_bytes = 0
@@ -85,7 +95,7 @@ class DurableBatch:
         """Gather blocks that were published before *due_before_s*."""
         self._due_before_s = due_before_s
         self.gathers = True
-        self._pool.background.submit(self._gather)
+        self._background.submit(self._gather)
 
     def take_all(self) -> list[OpenBlock]:
         """Return its blocks, which are no longer its own."""
@@ -107,13 +117,13 @@ class DurableBatch:
                 self._is_complete = True
                 self._end_if_open()
                 return
-            self._take(*first)
-        self._pool.background.submit(self._gather)
+            self._begin_open(*first)
+        self._background.submit(self._gather)
 
-    def _take(self, ino: InodeNo, waiting: Waiting) -> None:
+    def _begin_open(self, ino: InodeNo, waiting: Waiting) -> None:
         """Take *ino* into the batch, unless somebody may still write it. Atomic."""
-        pool, queue = self._pool, self._queue
-        opened = pool.open.inodes.get(ino)
+        queue = self._queue
+        opened = self._inodes.get(ino)
         if opened is not None and opened.writers:
             self._not_durable.remove(ino)  # its last close publishes it
             return
@@ -123,7 +133,7 @@ class DurableBatch:
         queue.begin(ino)
         self._opening += 1
         self._size_bytes += waiting.size_bytes
-        pool.background.of(ino).device.submit(
+        self._background.of(ino).device.submit(
             functools.partial(self._open, ino), functools.partial(self._opened, ino, waiting)
         )
 

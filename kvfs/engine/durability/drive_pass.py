@@ -52,7 +52,9 @@ class DrivePass:
             lambda: pool.background.hand_over(self._collect),
         )
         self._pace = Pace(pool.settings.durable_within_s)
-        self._batch = DurableBatch(pool, self._queue, self._start)
+        self._batch = DurableBatch(
+            *(pool.durable, pool.open.inodes, pool.background), self._queue, self._start
+        )
         #: Whether it waits for the thread; results wait in ``_judged``.
         self._waits = False
         #: How many identities are being written.

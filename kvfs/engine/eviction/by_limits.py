@@ -25,6 +25,11 @@ from kvfs.engine.eviction.units import UsesOfUnits
 from kvfs.engine.eviction.victims import Victims
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import RuleParts, SpaceParts
+from kvfs.storage.age_clock import AgeClock
+from kvfs.storage.background import Background
+from kvfs.storage.heat import Heat
+from kvfs.storage.index import Index
 
 _log: Final = logging.getLogger(__name__)
 
@@ -75,26 +80,27 @@ def _coldest_empty(columns: Columns, count: int, but_not: NDArray[np.uint64]) ->
 class IndexGrowth:
     """Preallocates space for the index, and has blocks evicted if the device has none for it."""
 
-    def __init__(self, pool: Pool, allocator: Allocator) -> None:
-        self._pool = pool
+    def __init__(self, index: Index, background: Background, allocator: Allocator) -> None:
+        self._index = index
+        self._background = background
         self._allocator = allocator
         #: Whether the device had no space for it.
         self._starves = False
 
     def run_due(self) -> None:
         """Have the index grow, in a thread, if that is due."""
-        if self._pool.index.preallocation_due():
-            self._pool.background.submit_long(self._grow)
+        if self._index.preallocation_due():
+            self._background.submit_long(self._grow)
         if self._starves:
             self._starves = False
             self._allocator.make_index_room()
 
     def _grow(self) -> None:
         try:
-            self._pool.index.preallocate()
+            self._index.preallocate()
         except NoSpace as error:
             _log.info("%s; evicting blocks for it", error)
-            self._starves = not self._pool.index.room.is_bound
+            self._starves = not self._index.room.is_bound
 
 
 class NameEviction:
@@ -102,9 +108,14 @@ class NameEviction:
 
     def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
         self._pool = pool
-        self._of_all = _Turns(pool, reclaim, _coldest_names)
+        self._of_all = self._turns(reclaim, _coldest_names)
         #: Evicts empty files, if the device has less space than the capacity.
-        self._of_empty = _Turns(pool, reclaim, _coldest_empty)
+        self._of_empty = self._turns(reclaim, _coldest_empty)
+
+    def _turns(self, reclaim: Reclaim, coldest: _Coldest) -> "_Turns":
+        pool, heat = self._pool, self._pool.rules.heat
+        victims = Victims(heat, pool.background, pool.monotonic_s, barren_s=_BARREN_S)
+        return _Turns(heat, victims, reclaim, coldest)
 
     def run_due(self) -> None:
         """Evict as many blocks as there are names too many, in turns of milliseconds."""
@@ -125,11 +136,11 @@ class NameEviction:
 class _Turns:
     """Evicts the blocks that one rule chooses, a turn at a time."""
 
-    def __init__(self, pool: Pool, reclaim: Reclaim, coldest: _Coldest) -> None:
-        self._pool = pool
+    def __init__(self, heat: Heat, victims: Victims, reclaim: Reclaim, coldest: _Coldest) -> None:
+        self._heat = heat
+        self._victims = victims
         self._reclaim = reclaim
         self._coldest = coldest
-        self._victims = Victims(pool, barren_s=_BARREN_S)
 
     def evict_some(self, excess: int) -> None:
         """Evict some of *excess* blocks: as many as fit into one turn."""
@@ -148,12 +159,12 @@ class _Turns:
     def _let_go(self, batch: list[InodeNo]) -> None:
         self._reclaim.evict_these(batch, open_too=False, reason=Reason.NAMES)
         for ino in batch:
-            if ino in self._pool.rules.heat:
+            if ino in self._heat:
                 self._victims.refuse(ino)
 
     def _replan(self, count: int) -> bool:
         if self._victims.takes_long:
-            count = max(count, len(self._pool.rules.heat) // _PLAN_PART)
+            count = max(count, len(self._heat) // _PLAN_PART)
         count = min(count, _PLAN_MAX)
 
         def choose(columns: Columns, but_not: NDArray[np.uint64]) -> Plan:
@@ -170,8 +181,19 @@ class Expiry:
     holds. A block stays while it is unknown whether it was used within its ttl.
     """
 
-    def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        index: Index,
+        rules: RuleParts,
+        age_clock: AgeClock,
+        clock_ns: Callable[[], int],
+        reclaim: Reclaim,
+    ) -> None:
+        self._index = index
+        self._policies = rules.policies
+        self._heat = rules.heat
+        self._age_clock = age_clock
+        self._clock_ns = clock_ns
         self._reclaim = reclaim
         #: The row at which the next tick goes on, and when the next pass begins.
         self._row = 0
@@ -181,11 +203,11 @@ class Expiry:
 
     def run_due(self, now_s: float) -> None:
         """Go on with the present pass, or begin one that is due."""
-        ttl_s = self._pool.rules.policies.shortest_ttl_s
+        ttl_s = self._policies.shortest_ttl_s
         if ttl_s is None or (now_s < self._due_s and ttl_s == self._paused_for_s):
             return
-        now_ns = self._pool.age_ns()
-        stamp = self._pool.rules.heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
+        now_ns = self._age_clock.now_ns()
+        stamp = self._heat.stamp_at(now_ns - int(ttl_s * SECOND_NS))
         if stamp is not None and self._go_on(stamp, now_ns):
             return
         self._row = 0
@@ -194,7 +216,7 @@ class Expiry:
 
     def _go_on(self, stamp: int, now_ns: int) -> bool:
         """Look at some rows that were touched before *stamp*; return whether some are left."""
-        columns = self._pool.rules.heat.columns()
+        columns = self._heat.columns()
         rows = slice(self._row, self._row + _ROWS)
         is_old = (columns.ino[rows] != 0) & (columns.touched[rows] < stamp)
         found = np.flatnonzero(is_old & np.isin(columns.rank[rows], _RANKS)).tolist()
@@ -215,15 +237,17 @@ class Expiry:
         return self._row < len(columns.ino)
 
     def _is_expired(self, ino: InodeNo, now_ns: int, uses: dict[float, UsesOfUnits]) -> bool:
-        record = self._pool.index.inode_or_miss(ino)
+        record = self._index.inode_or_miss(ino)
         if record is None:
             return False
-        ttl_s = self._pool.rules.policies.of(record.parent).ttl_s
+        ttl_s = self._policies.of(record.parent).ttl_s
         if ttl_s is None:
             return False
         if ttl_s not in uses:
             since_ns = now_ns - int(ttl_s * SECOND_NS)
-            uses[ttl_s] = UsesOfUnits(self._pool, self._reclaim.units, since_ns)
+            uses[ttl_s] = UsesOfUnits(
+                *(self._heat, self._age_clock, self._clock_ns), self._reclaim.units, since_ns
+            )
         return uses[ttl_s].of(ino, record) is False
 
 
@@ -236,26 +260,36 @@ _PLAN_AGE_S: Final = 1.0
 class QuotaEviction:
     """Takes the tenants over their quota in turn, each until it is below it."""
 
-    def __init__(self, pool: Pool, reclaim: Reclaim) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        space: SpaceParts,
+        heat: Heat,
+        background: Background,
+        monotonic_s: Callable[[], float],
+        reclaim: Reclaim,
+    ) -> None:
+        self._space = space
+        self._heat = heat
+        self._begin_victims = functools.partial(
+            Victims, heat, background, monotonic_s, barren_s=_BARREN_S, age_s=_PLAN_AGE_S
+        )
         self._reclaim = reclaim
         #: Those that have, or had, more than their quota.
         self._of: dict[TenantId, Victims] = {}
 
     def run_due(self) -> None:
         """Evict some of what each tenant has above its quota: as much as fits into a turn."""
-        accounts, left = self._pool.space.accounts, CALL_MAX
+        accounts, left = self._space.accounts, CALL_MAX
         for tenant, quota_bytes in accounts.entitlements.quotas_bytes.items():
             excess_bytes = accounts.stored.by(tenant) - quota_bytes
-            if excess_bytes > 0 and (slot := self._pool.rules.heat.slot_of(tenant)) is not None:
+            if excess_bytes > 0 and (slot := self._heat.slot_of(tenant)) is not None:
                 left -= self._evict_of(tenant, slot, excess_bytes, left)
 
     def _evict_of(self, tenant: TenantId, slot: int, excess_bytes: int, most: int) -> int:
         """Evict *excess_bytes* of one tenant, of *most* blocks; return how many were looked at."""
         victims = self._of.get(tenant)
         if victims is None:
-            victims = Victims(self._pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S)
-            self._of[tenant] = victims
+            victims = self._of[tenant] = self._begin_victims()
         looked_at = 0
         while excess_bytes > 0 and looked_at < most:
             victims.begin_batch()
@@ -266,7 +300,7 @@ class QuotaEviction:
             excess_bytes -= gone_bytes
             looked_at += len(batch)
             for ino in batch:
-                if ino in self._pool.rules.heat:
+                if ino in self._heat:
                     victims.refuse(ino)
         return looked_at
 
@@ -275,13 +309,13 @@ class QuotaEviction:
         batch: list[InodeNo] = []
         while size_bytes > 0 and len(batch) < BATCH and (ino := victims.next()) is not None:
             batch.append(ino)
-            size_bytes -= self._pool.rules.heat.allocated_bytes(ino)
+            size_bytes -= self._heat.allocated_bytes(ino)
         return batch
 
     def _choose(self, slot: int, columns: Columns, but_not: NDArray[np.uint64]) -> Plan:
         return plan_of_one(
-            *(self._pool.rules.heat.policy, columns, slot),
-            bytes_wanted=self._pool.space.taken.capacity_bytes,
+            *(self._heat.policy, columns, slot),
+            bytes_wanted=self._space.taken.capacity_bytes,
             count_max=_NAMED,
             but_not=but_not,
         )

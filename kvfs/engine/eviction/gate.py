@@ -19,34 +19,39 @@ from kvfs.core.admission import MountedGate
 from kvfs.core.types import InodeNo
 from kvfs.core.write_budget import HOURS, WriteBudget
 from kvfs.engine.blocks.moves import Moves
-from kvfs.pool.pool import Pool
-from kvfs.storage.heat import BURST_S
+from kvfs.pool.pool_parts import OpenParts
+from kvfs.storage.heat import BURST_S, Heat
 
 
 class Gate:
     """Judges the blocks of one pool whose policy is the gate; else does nothing."""
 
     def __init__(
-        self, pool: Pool, moves: Moves, wear: Callable[[], Mapping[str, Any]] = dict
+        self,
+        heat: Heat,
+        opened: OpenParts,
+        moves: Moves,
+        wear: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """*wear* returns ``written_bytes`` since the start and ``endurance_left_bytes``.
 
         None, or no such key: it is not known.
         """
-        self._pool = pool
+        self._heat = heat
+        self._open = opened
         self._wear = wear
         self._moves = moves
-        policy = pool.rules.heat.policy
+        policy = heat.policy
         self._policy: Final = policy if isinstance(policy, MountedGate) else None
         self._budget: Final = WriteBudget(0) if self._policy is None else self._policy.budget
-        self._judged_stamp = pool.rules.heat.stamp
+        self._judged_stamp = heat.stamp
         self._judged_s = -math.inf
         #: New blocks that were worth a write, and that were not.
         self.admitted = self.turned_away = 0
 
     def run_due(self, now_s: float) -> None:
         """Judge the bursts that have ended since the last time; some 10 us for each block."""
-        heat = self._pool.rules.heat
+        heat = self._heat
         if self._policy is None or now_s - self._judged_s < BURST_S:
             return
         self._budget.count(self._written_bytes(), now_s)
@@ -70,17 +75,16 @@ class Gate:
     def _carry_out(
         self, inos: Sequence[InodeNo], before: Sequence[int], verdicts: Sequence[bool]
     ) -> None:
-        pool = self._pool
         for ino, had, worthy in zip(inos, before, verdicts, strict=True):
             if had:
-                if self.has_budget and worthy and pool.open.has_in_memory(ino):
+                if self.has_budget and worthy and self._open.has_in_memory(ino):
                     self._moves.order(ino)
                 continue
             self.admitted += worthy
             self.turned_away += not worthy
             if not worthy:
-                pool.rules.heat.demote(ino)
-            elif pool.open.has_in_memory(ino):
+                self._heat.demote(ino)
+            elif self._open.has_in_memory(ino):
                 self._moves.order(ino)
 
     @property

@@ -24,25 +24,35 @@ from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.pool.allocator import Allocator
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import SpaceParts
+from kvfs.pool.rules.policies import TenantRules
 from kvfs.pool.space.drive import PoolDrive
+from kvfs.storage.index import Index
 
 
 class GrownDrafts:
     """The drafts of one moment that have grown, or may grow, without asking."""
 
-    def __init__(self, pool: Pool, written: Iterable[OpenInode]) -> None:
-        """Sum up what of *written* each tenant holds."""
-        self._pool: Final = pool
+    def __init__(
+        self,
+        index: Index,
+        space: SpaceParts,
+        tenants: TenantRules,
+        written: Iterable[OpenInode],
+        now_s: float,
+    ) -> None:
+        """Sum up what of *written* each tenant holds at *now_s*."""
+        self._space: Final = space
         self._growing: Final = [
             each for each in written if each.taken_unasked > 0 or each.unreserved
         ]
         self._held: Final = Counter[TenantId]()
         self._tenant_of: Final[dict[OpenInode, TenantId]] = {}
-        pool.space.accounts.lately.remember(pool.monotonic_s())
+        space.accounts.lately.remember(now_s)
         for opened in self._growing:
-            record = opened.gone or pool.index.inode_or_miss(opened.ino)
+            record = opened.gone or index.inode_or_miss(opened.ino)
             if record is not None:
-                self._tenant_of[opened] = tenant = pool.rules.tenants.of(record)
+                self._tenant_of[opened] = tenant = tenants.of(record)
                 self._held[tenant] += opened.allocated_bytes
 
     def may_take_bytes(self, opened: OpenInode, wanted_bytes: int) -> int:
@@ -61,7 +71,7 @@ class GrownDrafts:
         All others of a tenant go on, if it holds no more then. Root has no bound.
         """
         stopped: list[OpenInode] = []
-        least_bytes = int(self._pool.space.taken.usable_bytes * SPARE_SHARE)
+        least_bytes = int(self._space.taken.usable_bytes * SPARE_SHARE)
         left = self._held.copy()
         for opened in sorted(self._growing, key=lambda each: each.taken_unasked, reverse=True):
             tenant = self._tenant_of.get(opened)
@@ -75,8 +85,8 @@ class GrownDrafts:
 
     def _bound_bytes(self, tenant: TenantId) -> int | None:
         """Return how much *tenant* may keep in drafts; None: there is no bound."""
-        accounts = self._pool.space.accounts
-        left_bytes = accounts.left_bytes(tenant, self._pool.space.taken.usable_bytes)
+        accounts = self._space.accounts
+        left_bytes = accounts.left_bytes(tenant, self._space.taken.usable_bytes)
         return None if left_bytes is None else left_bytes + accounts.drafts.by(tenant)
 
 
@@ -120,11 +130,15 @@ class OverrunWatch:
         """Return how much of *guesses*, what drafts may take next, is kept free on each drive."""
         lacking, pool = Counter[PoolDrive](), self._pool
         if guesses:
-            grown = GrownDrafts(pool, pool.open.inodes.written.values())
+            grown = self._grown()
             for opened, next_bytes in guesses.items():
                 drive = pool.space.drives.of(opened.ino)
                 lacking[drive] += grown.may_take_bytes(opened, next_bytes)
         return lacking
+
+    def _grown(self) -> GrownDrafts:
+        pool, written = self._pool, self._pool.open.inodes.written.values()
+        return GrownDrafts(pool.index, pool.space, pool.rules.tenants, written, pool.monotonic_s())
 
     def look_at_closing(self, opened: OpenInode) -> None:
         """Count what *opened* took since the last check, before it is closed; stop some drafts.
@@ -157,7 +171,7 @@ class OverrunWatch:
     def _hold_the_bound(self, drive: PoolDrive) -> None:
         pool = self._pool
         if drive.space.overstepped_bytes:
-            for opened in GrownDrafts(pool, pool.open.inodes.written.values()).to_stop():
+            for opened in self._grown().to_stop():
                 self.stop(opened)
         try:
             self._allocator.require_space(0, drive)

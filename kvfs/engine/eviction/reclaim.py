@@ -64,8 +64,12 @@ class Reclaim:
         self.refusals = 0
 
     def _begin_victims(self) -> Victims:
+        pool = self._pool
         return Victims(
-            self._pool, barren_s=_BARREN_S, age_s=_PLAN_AGE_S, forgotten=self._used.clear
+            *(pool.rules.heat, pool.background, pool.monotonic_s),
+            barren_s=_BARREN_S,
+            age_s=_PLAN_AGE_S,
+            forgotten=self._used.clear,
         )
 
     @property
@@ -287,7 +291,7 @@ class Reclaim:
                 continue
             batch.update(going)
             held_bytes += sum(self._frees(one, gone, drive) for one, gone in going)
-            for sidecar in sidecars_of(self._pool, record):
+            for sidecar in sidecars_of(self._pool.index, record):
                 beside, used, _ = look_at(self._pool, sidecar)
                 if beside is not None and not used:
                     batch[sidecar] = beside

@@ -10,15 +10,17 @@ give zeros for what was stored.
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import BESIDE_SLAB_MAX, SLABS, State, is_index
 from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
-from kvfs.engine.eviction.victims import look_at, obstacle, used_since
+from kvfs.engine.eviction.victims import look_at, obstacle
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.ranks import SMALL_BYTES, rank_of
+from kvfs.storage.age_clock import AgeClock
+from kvfs.storage.heat import Heat
 
 #: The most names in a unit: one transaction removes them, some 60 us each.
 NAMES_MAX: Final = 1024
@@ -197,16 +199,25 @@ def _goes_with(record: InodeRecord) -> bool:
 class UsesOfUnits:
     """Whether blocks were used since one time: a unit was if one of its files was."""
 
-    def __init__(self, pool: Pool, units: Units, since_ns: int) -> None:
-        """*since_ns* is of ``Pool.age_ns``. Keep it for one look at many blocks only."""
-        self._pool = pool
+    def __init__(
+        self,
+        heat: Heat,
+        age_clock: AgeClock,
+        clock_ns: Callable[[], int],
+        units: Units,
+        since_ns: int,
+    ) -> None:
+        """*since_ns* is of *age_clock*. Keep it for one look at many blocks only."""
+        self._heat = heat
+        self._age_clock = age_clock
+        self._clock_ns = clock_ns
         self._units = units
         self._since_ns = since_ns
         self._found: dict[InodeNo, bool | None] = {}
 
     def of(self, ino: InodeNo, record: InodeRecord) -> bool | None:
         """Return whether block *ino* was used; None: unknown."""
-        used = used_since(self._pool, ino, record, self._since_ns)
+        used = self._is_used(ino, record)
         root = self._units.of(record)
         if used or not root:
             return used
@@ -215,5 +226,18 @@ class UsesOfUnits:
         return self._found[root]
 
     def _of_all(self, members: list[Victim]) -> bool | None:
-        all_uses = {used_since(self._pool, ino, own, self._since_ns) for ino, own in members}
+        all_uses = {self._is_used(ino, own) for ino, own in members}
         return True if True in all_uses else None if None in all_uses else False
+
+    def _is_used(self, ino: InodeNo, record: InodeRecord) -> bool | None:
+        """Return whether block *ino* itself was used; None: unknown.
+
+        Uses are a store, a rename, utime, a lookup, an open. The heat has them all, except those
+        that came between its last save and a kill of the server. The times of the block may show
+        these. They are of the wall clock, which may have been set since: a time ahead of it says
+        nothing.
+        """
+        unused_ns = self._clock_ns() - max(record.atime_ns, record.mtime_ns, record.ctime_ns)
+        if 0 <= unused_ns < self._age_clock.now_ns() - self._since_ns:
+            return True
+        return self._heat.used_since(ino, self._since_ns)

@@ -22,6 +22,9 @@ from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 from kvfs.pool.rules.ranks import SMALL_BYTES, rank_of
+from kvfs.storage.background import Background
+from kvfs.storage.heat import Heat
+from kvfs.storage.index import Index
 
 #: A scan of up to so many rows is short enough for the event loop, and needs no thread.
 _INLINE_ROWS: Final = 16_384
@@ -100,20 +103,7 @@ def _is_mapped(pool: Pool, ino: InodeNo, opened: OpenInode | None) -> bool:
     return False
 
 
-def used_since(pool: Pool, ino: InodeNo, record: InodeRecord, since_ns: int) -> bool | None:
-    """Return whether block *ino* was used since *since_ns* (``Pool.age_ns``); None: unknown.
-
-    Uses are a store, a rename, utime, a lookup, an open. The heat has them all, except those that
-    came between its last save and a kill of the server. The times of the block may show these. They
-    are of the wall clock, which may have been set since: a time ahead of it says nothing.
-    """
-    unused_ns = pool.clock_ns() - max(record.atime_ns, record.mtime_ns, record.ctime_ns)
-    if 0 <= unused_ns < pool.age_ns() - since_ns:
-        return True
-    return pool.rules.heat.used_since(ino, since_ns)
-
-
-def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
+def sidecars_of(index: Index, record: InodeRecord) -> Iterator[InodeNo]:
     """Yield the small files beside block *record* that are useless without it."""
     if record.size_bytes < SMALL_BYTES:
         return
@@ -123,8 +113,8 @@ def sidecars_of(pool: Pool, record: InodeRecord) -> Iterator[InodeNo]:
         names += [stem + suffix for suffix in _SWAPPED]
     for name in names:
         try:
-            ino = pool.index.lookup(record.parent, name)
-            beside = None if ino is None else pool.index.inode(ino)
+            ino = index.lookup(record.parent, name)
+            beside = None if ino is None else index.inode(ino)
         except Damaged:
             continue
         if ino is not None and beside is not None and beside.size_bytes < SMALL_BYTES:
@@ -136,7 +126,9 @@ class Victims:
 
     def __init__(
         self,
-        pool: Pool,
+        heat: Heat,
+        background: Background,
+        monotonic_s: Callable[[], float],
         *,
         barren_s: float,
         age_s: float = math.inf,
@@ -146,7 +138,9 @@ class Victims:
 
         A plan expires after *age_s*. *forgotten* is called when refused victims may be named again.
         """
-        self._pool = pool
+        self._heat = heat
+        self._background = background
+        self._monotonic_s = monotonic_s
         self._barren_s = barren_s
         self._age_s = age_s
         self._forgotten = forgotten
@@ -170,11 +164,11 @@ class Victims:
     @property
     def takes_long(self) -> bool:
         """Whether a scan takes long, and runs in the thread."""
-        return len(self._pool.rules.heat) > _INLINE_ROWS
+        return len(self._heat) > _INLINE_ROWS
 
     def next(self) -> InodeNo | None:
         """Take the next victim that was not used since the plan was made."""
-        return self._plan.next(self._pool.rules.heat, self._stamp)
+        return self._plan.next(self._heat, self._stamp)
 
     def put_back(self, ino: InodeNo) -> None:
         """Let *ino*, which was taken last, be the next victim again."""
@@ -186,8 +180,8 @@ class Victims:
         Forget the plan if it has expired: its victims may have been used since, or it was made for
         one tenant alone.
         """
-        is_old = self._pool.monotonic_s() - self._taken_s > self._age_s
-        if is_old or self._pool.rules.heat.is_shared is not self._shared:
+        is_old = self._monotonic_s() - self._taken_s > self._age_s
+        if is_old or self._heat.is_shared is not self._shared:
             self.drop()
         self._plan.begin_batch()
 
@@ -205,11 +199,11 @@ class Victims:
 
     def is_barren(self) -> bool:
         """Whether a plan found nothing so recently that no other one may begin."""
-        return self._pool.monotonic_s() < self._barren_until_s
+        return self._monotonic_s() < self._barren_until_s
 
     def rest(self) -> None:
         """Begin no plan for ``barren_s``."""
-        self._barren_until_s = self._pool.monotonic_s() + self._barren_s
+        self._barren_until_s = self._monotonic_s() + self._barren_s
 
     def search_anew(self) -> None:
         """Forget what earlier plans found, refused or did not find."""
@@ -224,24 +218,24 @@ class Victims:
         if found is None:
             return False
         self._plan = found
-        self._taken_s = self._pool.monotonic_s()
+        self._taken_s = self._monotonic_s()
         if not found:
             self.rest()
         return bool(found)
 
     def _begin(self, choose: Choose) -> None:
-        now_s = self._pool.monotonic_s()
+        now_s = self._monotonic_s()
         if now_s - self._refused_since_s > _REFUSED_S or len(self._refused) > _REFUSED_MAX:
             self._forget_refused()
             self._refused_since_s = now_s
         self.drop()  # its victims are older than the new stamp
-        heat = self._pool.rules.heat
+        heat = self._heat
         but_not = np.fromiter(self._refused, np.uint64, len(self._refused))
         columns, self._stamp, self._shared = heat.columns(), heat.stamp, heat.is_shared
         scan = functools.partial(choose, columns, but_not)
         if self.takes_long:
             self.planning = True
-            self._pool.background.submit_long(functools.partial(self._in_the_thread, scan))
+            self._background.submit_long(functools.partial(self._in_the_thread, scan))
         else:
             self._found = scan()
 

@@ -18,8 +18,8 @@ from kvfs.core.lifecycle import SETTLED
 from kvfs.core.shown_names import printable
 from kvfs.core.types import PATH_MAX_BYTES, ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
-from kvfs.pool.pool import Pool
 from kvfs.pool.rules.paths import path_of
+from kvfs.storage.index import Index
 
 #: Names looked at in one step: a millisecond or two.
 _LOOKED_AT: Final = 256
@@ -120,14 +120,14 @@ class _Pace:
             yield STEP
 
 
-def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
+def find(index: Index, namespace: Namespace, path: str) -> InodeNo:
     """Return the inode at *path* below the mountpoint. Raises PathMissing."""
     ino = ROOT_INODE
     for name in _names(path):
         found = None
         try:
             if stat.S_ISDIR(namespace.record(ino).mode):
-                found = pool.index.lookup(ino, name)
+                found = index.lookup(ino, name)
         except Damaged:
             found = None
         if found is None:
@@ -136,18 +136,18 @@ def find(pool: Pool, namespace: Namespace, path: str) -> InodeNo:
     return ino
 
 
-def named(pool: Pool, namespace: Namespace, what: Named) -> Iterator[InodeNo]:
+def named(index: Index, namespace: Namespace, what: Named) -> Iterator[InodeNo]:
     """Yield each inode that *what* names, none below another, and STEP after every step.
 
     Raises PathMissing before anything else if a path is missing, and UsageError.
     """
     pattern = pattern_of(what)
-    roots = [(find(pool, namespace, path), path) for path in outermost(what.paths)]
+    roots = [(find(index, namespace, path), path) for path in outermost(what.paths)]
     for root, path in roots:
         if pattern is None:
             yield root
         else:
-            yield from _matching(pool, root, path, pattern)
+            yield from _matching(index, root, path, pattern)
 
 
 def pattern_of(what: Named) -> PathPattern | None:
@@ -164,20 +164,20 @@ def outermost(paths: Iterable[str]) -> list[str]:
     return sorted(path for path in once if once.isdisjoint(_above(path)))
 
 
-def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
+def files_below(index: Index, root: InodeNo) -> Iterator[InodeNo]:
     """Yield each file at or below *root*, and STEP after every step."""
     waiting, pace = [root], _Pace()
     while waiting:
         at = waiting.pop()
-        record = pool.index.inode_or_miss(at)
+        record = index.inode_or_miss(at)
         if record is None:
             continue
         if not stat.S_ISDIR(record.mode):
             yield at
             continue
-        for children in pool.index.below(at, _LOOKED_AT):
+        for children in index.below(at, _LOOKED_AT):
             for ino, _ in children:
-                child = pool.index.inode_or_miss(ino)
+                child = index.inode_or_miss(ino)
                 if child is not None and stat.S_ISDIR(child.mode):
                     if _leads_down(at, ino, child, root):
                         waiting.append(ino)
@@ -187,7 +187,7 @@ def files_below(pool: Pool, root: InodeNo) -> Iterator[InodeNo]:
     yield from pace.at_the_end()
 
 
-def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Iterator[InodeNo]:
+def _matching(index: Index, root: InodeNo, path: str, pattern: PathPattern) -> Iterator[InodeNo]:
     """Yield what matches *pattern* at or below *root*, the inode at *path*."""
     reached = pattern.start
     for name in _names(path):
@@ -199,12 +199,12 @@ def _matching(pool: Pool, root: InodeNo, path: str, pattern: PathPattern) -> Ite
     pace = _Pace()
     while waiting:
         above, at, reached = waiting.pop()
-        record = pool.index.inode_or_miss(at)
+        record = index.inode_or_miss(at)
         if record is None or not stat.S_ISDIR(record.mode):
             continue
         if at != root and record.parent != above:
             continue  # it has moved since, or the listing was wrong
-        for children in pool.index.below(at, _LOOKED_AT):
+        for children in index.below(at, _LOOKED_AT):
             for ino, name in children:
                 further = pattern.after(reached, name)
                 if pattern.is_matched(further):
@@ -250,13 +250,13 @@ def hottest(columns: Columns, count_max: int = HOTTEST_MAX) -> list[InodeNo]:
     return [InodeNo(int(ino)) for ino in columns.ino[rows[order]]]
 
 
-def path_and_size(pool: Pool, ino: InodeNo) -> tuple[str, int] | None:
+def path_and_size(index: Index, ino: InodeNo) -> tuple[str, int] | None:
     """Return the path of block *ino* below the mountpoint, and its bytes.
 
     None if it is gone, or if its path is too long for any call.
     """
-    record = pool.index.inode_or_miss(ino)
+    record = index.inode_or_miss(ino)
     if record is None or not stat.S_ISREG(record.mode) or record.state not in SETTLED:
         return None
-    path = path_of(pool.index, ino)
+    path = path_of(index, ino)
     return (path, record.allocated_bytes) if path.startswith("/") else None

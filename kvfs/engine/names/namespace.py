@@ -253,7 +253,7 @@ class Namespace:
             raise NotADirectory if directory else IsADirectory
         if record.entries:
             raise NotEmpty
-        if record.target and has_two(pool, record):
+        if record.target and has_two(pool.index, record):
             with TreeChange(pool, pool.clock_ns()) as change:
                 kept = change.part(ino, record, parent, name)
                 change.does(request, ino)
@@ -325,14 +325,14 @@ class Namespace:
             replaced_record = self.record(replaced)
             refuse_mismatch(record, replaced_record)
         if record.target:
-            ino, record = bearer(pool, parent, name, ino, record)
-        parts = replaced_record is not None and has_two(pool, replaced_record)
+            ino, record = bearer(pool.index, parent, name, ino, record)
+        parts = replaced_record is not None and has_two(pool.index, replaced_record)
         now_ns, sequence = pool.clock_ns(), pool.counters.next_sequence
         opened = pool.open.inodes.get(ino)
         closed, kept = None, None
         if closes is not None and opened is not None and opened.writers:
             closed = closes.closed(opened, record)
-        moved = closed or renamed(pool, opened, record, who)
+        moved = closed or renamed(pool.syscalls, opened, record, who)
         moved = moved._replace(parent=new_parent, name=new_name, ctime_ns=now_ns, sequence=sequence)
         why, finished = (Why.RENAMED, NO_INODE) if closed is None else (Why.STORED, ino)
         # Atomic: no checkpoint from here until the name is visible.
@@ -382,7 +382,7 @@ class Namespace:
         moves: list[Move] = []
         here, there = (parent, name), (new_parent, new_name)
         for found, place, (to, to_name) in ((one, here, there), (other, there, here)):
-            ino, record = bearer(pool, *place, found, self.record(found))
+            ino, record = bearer(pool.index, *place, found, self.record(found))
             if stat.S_ISDIR(record.mode):
                 refuse_loop(self.directory, ino, to)
             moved = record._replace(parent=to, name=to_name, ctime_ns=now_ns, sequence=sequence)

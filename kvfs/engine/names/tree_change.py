@@ -31,6 +31,7 @@ from kvfs.pool.pool import Pool
 from kvfs.pool.pool_change import PoolChange
 from kvfs.storage.index import Index
 from kvfs.storage.index_transaction import WriteTransaction
+from kvfs.storage.syscalls import Syscalls
 
 #: A plain number: it is compared at each change of a name.
 _ALIAS: Final = int(State.ALIAS)
@@ -299,7 +300,7 @@ def _publishes(opened: OpenInode | None, record: InodeRecord, who: Maker | None)
 
 
 def renamed(
-    pool: Pool, opened: OpenInode | None, record: InodeRecord, who: Maker | None
+    syscalls: Syscalls, opened: OpenInode | None, record: InodeRecord, who: Maker | None
 ) -> InodeRecord:
     """Return *record* as a rename by *who* to another name leaves it: a block is published."""
     if not _publishes(opened, record, who):
@@ -307,7 +308,7 @@ def renamed(
     state = after(State(record.state), Event.RENAME)
     if opened is not None and opened.writers and opened.fd >= 0:
         # It was renamed before its close (llm-d), or the RELEASE comes after the RENAME.
-        now = measured(pool.syscalls, opened, record)
+        now = measured(syscalls, opened, record)
         record = now._replace(allocated_bytes=record.allocated_bytes)
     return record._replace(state=state, maker_tgid=0, maker_birth=0)
 
@@ -337,18 +338,18 @@ def show_drafts_anew(pool: Pool) -> None:
 
 
 def bearer(
-    pool: Pool, parent: InodeNo, name: bytes, ino: InodeNo, record: InodeRecord
+    index: Index, parent: InodeNo, name: bytes, ino: InodeNo, record: InodeRecord
 ) -> tuple[InodeNo, InodeRecord]:
     """Return the inode whose record has *name*, which leads to *ino*: this one, or its alias."""
     if (record.parent, record.name) == (parent, name):
         return ino, record
-    named = alias_record(pool.index, record)
+    named = alias_record(index, record)
     return (ino, record) if named is None else (alias_of(record), named)
 
 
-def has_two(pool: Pool, record: InodeRecord) -> bool:
+def has_two(index: Index, record: InodeRecord) -> bool:
     """Whether the block with *record* has an alias; not if the alias's record cannot be read."""
-    return alias_record(pool.index, record) is not None
+    return alias_record(index, record) is not None
 
 
 def end_alias(pool: Pool, alias: InodeNo, record: InodeRecord) -> None:

@@ -25,10 +25,14 @@ from kvfs.core.errors import Damaged, KvfsError, NoSpace
 from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
 from kvfs.core.types import FIRST_DRIVE, SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
+from kvfs.pool.departures import RecentlyRemoved
+from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
 from kvfs.storage.background import Aside
 from kvfs.storage.extents import Extents
+from kvfs.storage.heat import Heat
+from kvfs.storage.inode_numbers import InodeNumbers
 
 _log: Final = logging.getLogger(__name__)
 
@@ -276,15 +280,28 @@ class Unreadable:
     They are misses then, not EIO.
     """
 
-    def __init__(self, pool: Pool, publishing: Publishing, drive: PoolDrive) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        inodes: OpenInodes,
+        heat: Heat,
+        extents: Extents,
+        removed: RecentlyRemoved,
+        numbers: InodeNumbers,
+        publishing: Publishing,
+        drive: PoolDrive,
+    ) -> None:
+        self._inodes = inodes
+        self._heat = heat
+        self._extents = extents
+        self._removed = removed
+        self._numbers = numbers
         self._drive = drive.number
-        self._drive_of: Final = pool.numbers.drive
+        self._drive_of: Final = numbers.drive
         self._publishing = publishing
         self._trial: Aside[list[InodeNo]] = Aside("kvfs-try-to-read")
         self._until_s = self._stamped_s = float("-inf")
         #: The heat's clock at two moments, the older at least ``_BEFORE_S`` ago.
-        self._older = self._newer = pool.rules.heat.stamp
+        self._older = self._newer = heat.stamp
         #: Blocks open when the first line came, as their readers may go on for hours.
         self._open: list[InodeNo] = []
         self._ended = False
@@ -292,25 +309,24 @@ class Unreadable:
     def suspect(self, now_s: float) -> None:
         """Note that the kernel's log reports a failed read of the device."""
         if now_s >= self._until_s:
-            inodes = self._pool.open.inodes
-            read = [ino for ino, opened in inodes.items() if opened.readers]
+            read = [ino for ino, opened in self._inodes.items() if opened.readers]
             self._open = [ino for ino in read if self._drive_of(ino) == self._drive][:_INODES_MAX]
         self._until_s = now_s + _SUSPECT_S
 
     def run_due(self, now_s: float) -> None:
         """Drop what the last trial could not read, and try what was used since."""
         for ino in self._trial.pop_result() or ():
-            opened = self._pool.open.inodes.get(ino)
+            opened = self._inodes.get(ino)
             if opened is not None and opened.writers:
                 continue  # its writer may write it again
             if self._publishing.dismiss_lost(ino):
                 _log.error("inode %#x dropped: the device cannot read it", ino)
-                self._pool.departures.removed.give_way()  # it must not be opened any more
+                self._removed.give_way()  # it must not be opened any more
         if now_s < self._until_s:
             if not self._trial.busy:
                 self._try_some()
         elif now_s - self._stamped_s >= _BEFORE_S:
-            self._older, self._newer = self._newer, self._pool.rules.heat.stamp
+            self._older, self._newer = self._newer, self._heat.stamp
             self._stamped_s = now_s
 
     def close(self) -> None:
@@ -319,19 +335,19 @@ class Unreadable:
         self._trial.join()
 
     def _try_some(self) -> None:
-        columns = self._pool.rules.heat.columns()
-        here = self._pool.numbers.drives(columns.ino) == self._drive
+        columns = self._heat.columns()
+        here = self._numbers.drives(columns.ino) == self._drive
         used = np.flatnonzero((columns.touched >= self._older) & here)
         used = used[np.argsort(columns.touched[used])][-_INODES_MAX:]
         inos = [*self._open, *(InodeNo(ino) for ino in columns.ino[used].tolist() if ino)]
         self._open = []
-        self._older = self._newer = self._pool.rules.heat.stamp
+        self._older = self._newer = self._heat.stamp
         if inos:
             self._trial.start(lambda: [ino for ino in inos if self._fails(ino)])
 
     def _fails(self, ino: InodeNo) -> bool:
         """Whether a byte of the extent of *ino* cannot be read; in the thread."""
-        return not self._ended and not is_legible(self._pool.extents, ino)
+        return not self._ended and not is_legible(self._extents, ino)
 
 
 def is_legible(extents: Extents, ino: InodeNo) -> bool:

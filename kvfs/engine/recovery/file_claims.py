@@ -22,6 +22,7 @@ from kvfs.core.records import HAS_HOLES, IS_SLAB, OF_BYTES, AttributeRecord, Ide
 from kvfs.core.types import ROOT_INODE, STAT_BLOCK_BYTES, InodeNo, InodeRecord, round_up
 from kvfs.engine.recovery.finish_drafts import OPEN_STATES
 from kvfs.pool.pool import Pool
+from kvfs.storage.background import Background
 from kvfs.storage.extents import Extents
 from kvfs.storage.inode_numbers import RANGE_NUMBERS
 from kvfs.storage.syscalls import Syscalls
@@ -271,8 +272,10 @@ def young_inodes(pool: Pool, first: InodeNo) -> Iterator[InodeNo]:
 class ClaimsAtHand:
     """Reads what the files of the blocks of one pool say, before the loop needs it."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, extents: Extents, background: Background, syscalls: Syscalls) -> None:
+        self._extents = extents
+        self._background = background
+        self._syscalls = syscalls
         self._claims: dict[InodeNo, InodeRecord | None] = {}
         self._reading: set[InodeNo] = set()
 
@@ -281,7 +284,7 @@ class ClaimsAtHand:
 
         Raises NotAtHand, OSError.
         """
-        if not self._pool.background.is_serving:
+        if not self._background.is_serving:
             return self._read(ino)
         if ino not in self._claims:
             fetch = functools.partial(self._fetch, ino)
@@ -291,7 +294,7 @@ class ClaimsAtHand:
     def read_ahead(self, inos: Iterator[InodeNo]) -> None:
         """Have threads read what the files of *inos* say."""
         for ino in inos:
-            asks = self._pool.background.of(ino).asks
+            asks = self._background.of(ino).asks
             if ino not in self._claims and ino not in self._reading and not asks.is_crowded:
                 self._reading.add(ino)
                 asks.submit(
@@ -301,7 +304,7 @@ class ClaimsAtHand:
                 )
 
     def _read(self, ino: InodeNo) -> InodeRecord | None:
-        return block_record(self._pool.extents, self._pool.syscalls, ino)
+        return block_record(self._extents, self._syscalls, ino)
 
     def _fetch(self, ino: InodeNo) -> Callable[[], None]:
         claim = self._read(ino)

@@ -61,7 +61,7 @@ class Reconcile:
         self._pool = pool
         self._found: deque[tuple[InodeNo, bool]] = deque()
         self._settling: set[InodeNo] = set()
-        self._claims = ClaimsAtHand(pool)
+        self._claims = ClaimsAtHand(pool.extents, pool.background, pool.syscalls)
         self._searching = False
         self._searched = False
         self.dropped = self.entered = self.moved = 0

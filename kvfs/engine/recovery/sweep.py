@@ -154,7 +154,7 @@ class Sweep:
     def _keep(self, ino: InodeNo, *, of_node: bool) -> None:
         """Move a stray aside, in the thread; the loop counts it."""
         strays = self._pool.space.strays
-        stray = strays.move_aside(ino, self._pool.age_ns(), of_node=of_node)
+        stray = strays.move_aside(ino, self._pool.age_clock.now_ns(), of_node=of_node)
         if stray is not None:
             self._pool.background.hand_over(lambda: strays.add(stray))
 

@@ -11,6 +11,7 @@ turns.
 """
 
 import stat
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from kvfs.core.lifecycle import UNFINISHED, State, is_temporary
@@ -20,8 +21,8 @@ from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.machine.file_holders import holders
 from kvfs.machine.processes import Maker
-from kvfs.pool.open.open_inodes import OpenInode
-from kvfs.pool.pool import Pool
+from kvfs.pool.departures import RecentlyRemoved
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool_parts import OpenParts
 from kvfs.pool.rules.policies import Policies
 from kvfs.storage.syscalls import Syscalls
@@ -109,9 +110,17 @@ class Findings:
     """Looks at the files of one pool."""
 
     def __init__(
-        self, pool: Pool, namespace: Namespace, awaited: AwaitedOpens, lock_files: LockFiles
+        self,
+        inodes: OpenInodes,
+        removed: RecentlyRemoved,
+        monotonic_s: Callable[[], float],
+        namespace: Namespace,
+        awaited: AwaitedOpens,
+        lock_files: LockFiles,
     ) -> None:
-        self._pool = pool
+        self._inodes = inodes
+        self._removed = removed
+        self._monotonic_s = monotonic_s
         self._namespace = namespace
         self._awaited = awaited
         self._displaced = awaited.displaced
@@ -124,7 +133,7 @@ class Findings:
             return self._found(ino, record, thread, maker)
         if self._displaced.is_promised(ino, thread):
             return Found.LOST
-        opened = self._pool.open.inodes.get(ino)
+        opened = self._inodes.get(ino)
         if opened is None:
             return Found.NOTHING
         kept = opened.stands_in or ino in self._displaced
@@ -136,9 +145,9 @@ class Findings:
     def names(self, ino: InodeNo, record: InodeRecord | None) -> tuple[Place, ...]:
         """Return the names that a thread may have used for *ino*; none if they are not known."""
         if record is None:
-            opened = self._pool.open.inodes.get(ino)
-            record = self._pool.departures.removed.record(ino) if opened is None else opened.gone
-        former = self._namespace.former_names.of(ino, self._pool.monotonic_s())
+            opened = self._inodes.get(ino)
+            record = self._removed.record(ino) if opened is None else opened.gone
+        former = self._namespace.former_names.of(ino, self._monotonic_s())
         present = None if record is None else (record.parent, record.name)
         return tuple(name for name in (present, former) if name is not None)
 
@@ -170,7 +179,7 @@ class Findings:
         self, ino: InodeNo, record: InodeRecord, before: Refusal, may_empty: MayEmpty | None
     ) -> bool:
         """Whether the second try, after refusal *before*, means *ino* and may empty it."""
-        if before.until_s <= self._pool.monotonic_s():
+        if before.until_s <= self._monotonic_s():
             return False
         if ino == before.ino:
             return True
@@ -178,7 +187,7 @@ class Findings:
 
     def is_anothers(self, ino: InodeNo, maker: Maker) -> bool:
         """Whether a process other than *maker* has *ino* open for writing."""
-        opened = self._pool.open.inodes.get(ino)
+        opened = self._inodes.get(ino)
         return opened is not None and opened.writers > 0 and opened.maker != maker
 
     def _found(self, ino: InodeNo, record: InodeRecord, thread: int, maker: Maker) -> Found:
@@ -186,10 +195,10 @@ class Findings:
         awaited = self._awaited.get(ino)
         if awaited is not None and awaited[2] == thread:
             return Found.FREE
-        opened = self._pool.open.inodes.get(ino)
+        opened = self._inodes.get(ino)
         if awaited is None and not self._due(opened, record, thread, maker):
             return Found.FREE
-        renamed = self._namespace.former_names.of(ino, self._pool.monotonic_s())
+        renamed = self._namespace.former_names.of(ino, self._monotonic_s())
         if renamed or not self._lock_files.may_be(record):
             return Found.TAKEN  # the thread may have looked up its former name
         if opened is not None:
@@ -212,7 +221,7 @@ class Findings:
         """Return the kind of file *ino*, which loses its name to *taker*."""
         if ino in self._awaited:
             return Loser.FRESH
-        opened = self._pool.open.inodes.get(ino)
+        opened = self._inodes.get(ino)
         if record.state in UNFINISHED:
             return Loser.DRAFT if opened is not None and opened.writers else Loser.REST
         if record.state == State.UNRENAMED:

@@ -35,8 +35,10 @@ from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
 from kvfs.engine.rewrite.findings import Findings, LockFiles, MayEmpty
 from kvfs.machine.processes import NOBODY, Maker
 from kvfs.pool.allocator import Allocator
-from kvfs.pool.open.open_inodes import OpenInode
+from kvfs.pool.departures import RecentlyRemoved
+from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import SpaceParts
 from kvfs.pool.space.drive import PoolDrive
 
 _REFUSED_NOTE: Final = b"rewrite/refused"
@@ -53,8 +55,14 @@ class ReadOn:
     takes the mount over counts anew.
     """
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool: Final = pool
+    def __init__(
+        self, inodes: OpenInodes, removed: RecentlyRemoved, space: SpaceParts, share: float
+    ) -> None:
+        """They may hold *share* of the pool."""
+        self._inodes: Final = inodes
+        self._removed: Final = removed
+        self._space: Final = space
+        self._share: Final = share
         #: The owner (uid) of each old version that may still be read.
         self._owners: dict[InodeNo, int] = {}
 
@@ -67,20 +75,20 @@ class ReadOn:
 
         *own* counts the handles by which this process itself keeps some of them open.
         """
-        pool, held = self._pool, Taken(self._pool.space.accounts.tenants)
+        held = Taken(self._space.accounts.tenants)
         for ino, uid in list(self._owners.items()):
-            opened = pool.open.inodes.get(ino)
+            opened = self._inodes.get(ino)
             if opened is not None and opened.gone is not None:
                 if opened.readers > own.get(opened, 0):
                     held.count(uid, opened.allocated_bytes)
-            elif ino not in pool.departures.removed:  # which can be opened for a moment
+            elif ino not in self._removed:  # which can be opened for a moment
                 del self._owners[ino]
         return held
 
     def is_over(self, uid: int, own: Mapping[OpenInode, int]) -> bool:
         """Whether all old versions hold more than they may, and *uid*'s more than an equal part."""
-        held, pool = self.held(own), self._pool
-        bound_bytes = int(pool.settings.old_versions_share * pool.space.taken.usable_bytes)
+        held = self.held(own)
+        bound_bytes = int(self._share * self._space.taken.usable_bytes)
         return held.total > bound_bytes and held.has_its_part(uid, bound_bytes)
 
 
@@ -98,9 +106,12 @@ class TruncatingOpens:
         self.refusals = Refusals()
         self.displaced = awaited.displaced
         self.old = self.displaced.old
-        self._read_on = ReadOn(pool)
+        inodes, removed = pool.open.inodes, pool.departures.removed
+        self._read_on = ReadOn(inodes, removed, pool.space, pool.settings.old_versions_share)
         self.lock_files = LockFiles(pool.open, pool.rules.policies, pool.syscalls)
-        self._findings = Findings(pool, namespace, awaited, self.lock_files)
+        self._findings = Findings(
+            *(inodes, removed, pool.monotonic_s), namespace, awaited, self.lock_files
+        )
 
     def admits(self, ino: InodeNo, thread: int, maker: Maker, *, reads: bool = True) -> Answer:
         """Return whether *thread*'s OPEN may EMPTY *ino*, or SHARE it if it is empty.

@@ -23,9 +23,13 @@ from kvfs.core.types import NO_INODE, InodeNo, InodeRecord
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange, has_two
 from kvfs.machine.processes import NOBODY, SERVER, Maker
+from kvfs.pool.departures import Departures
 from kvfs.pool.open.open_inodes import OpenInode, OpenInodes
 from kvfs.pool.pool import Pool
+from kvfs.pool.pool_parts import OpenParts, SpaceParts
 from kvfs.pool.rules.policies import Policies
+from kvfs.storage.index import Index
+from kvfs.storage.outliving import Notes
 
 _OLD_NOTE: Final = b"rewrite/old"
 _DISPLACED_NOTE: Final = b"rewrite/displaced"
@@ -34,8 +38,16 @@ _DISPLACED_NOTE: Final = b"rewrite/displaced"
 class OldVersions:
     """Blocks without a name, shown in place of the drafts that took it."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        index: Index,
+        space: SpaceParts,
+        opened: OpenParts,
+        notes: Notes,
+        departures: Departures,
+    ) -> None:
+        self._index, self._space, self._open = index, space, opened
+        self._notes, self._departures = notes, departures
         #: Old blocks by draft; None if the space was needed: then the name is a miss for others.
         self._kept: dict[InodeNo, OpenInode | None] = {}
 
@@ -52,7 +64,7 @@ class OldVersions:
         if ino in self._kept:
             kept = self._kept.pop(ino)
         elif stands_in:
-            kept = self._pool.open.inodes.enter(ino, writer=False)
+            kept = self._open.inodes.enter(ino, writer=False)
         else:
             return
         self._kept[draft] = kept
@@ -68,17 +80,17 @@ class OldVersions:
     def _note(self) -> None:
         """Note all of them, for a server that takes the mount over."""
         rows = [(draft, 0 if kept is None else kept.ino) for draft, kept in self._kept.items()]
-        self._pool.notes.put(_OLD_NOTE, rows)
+        self._notes.put(_OLD_NOTE, rows)
 
     def recall(self) -> None:
         """Show the noted old versions again. Without one, the draft is a miss until it is whole."""
-        rows = self._pool.notes.get(_OLD_NOTE) or []
+        rows = self._notes.get(_OLD_NOTE) or []
         for draft, ino in rows:
-            if not self._pool.index.knows(draft):
+            if not self._index.knows(draft):
                 continue
-            kept, pool = None, self._pool
-            if ino and not pool.index.knows(ino):
-                kept = pool.open.notes.enter(pool.open.inodes, pool.space.of(ino), ino)
+            kept = None
+            if ino and not self._index.knows(ino):
+                kept = self._open.notes.enter(self._open.inodes, self._space.of(ino), ino)
             if kept is not None:
                 kept.stand_in(draft)
             self._kept[draft] = kept
@@ -97,7 +109,7 @@ class OldVersions:
 
     def _let_go(self, opened: OpenInode) -> None:
         opened.stand_in(NO_INODE)
-        self._pool.departures.leave(opened, writer=False)
+        self._departures.leave(opened, writer=False)
 
     def end(self, draft: InodeNo) -> None:
         """Show *draft* itself from now on, because it is whole or has lost its name.
@@ -126,7 +138,7 @@ class OldVersions:
     def run_due(self) -> None:
         """End old versions whose draft was renamed or removed before its last close."""
         for draft in list(self._kept):
-            record = self._pool.index.inode_or_miss(draft)
+            record = self._index.inode_or_miss(draft)
             if record is None or record.state not in UNFINISHED:
                 self.end(draft)
 
@@ -284,7 +296,7 @@ class DisplacedDrafts:
             ctime_ns=now_ns,
             sequence=sequence,
         )
-        parts = replaced_record is not None and has_two(pool, replaced_record)
+        parts = replaced_record is not None and has_two(pool.index, replaced_record)
         kept = None
         with TreeChange(pool, now_ns, keeps=True) as change:
             if replaced is not None and replaced_record is not None:

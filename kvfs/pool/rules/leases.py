@@ -20,7 +20,9 @@ from typing import Final, NamedTuple
 
 from kvfs.core.account import Accounts, TenantId
 from kvfs.core.changed import Changed, Why
-from kvfs.core.lifecycle import HELD, LEASES, State
+from kvfs.core.directory_policy import DirectoryPolicy
+from kvfs.core.errors import NoSpace
+from kvfs.core.lifecycle import HELD, LEASES, State, is_temporary
 from kvfs.core.types import InodeNo, InodeRecord
 from kvfs.machine.processes import Maker, Processes
 
@@ -96,6 +98,17 @@ class LeaseShares:
         """Whether the next store of *maker* under a final name is refused."""
         bound_bytes = self._bound_bytes()
         return self.held_bytes > bound_bytes and self._is_over(uid, maker, bound_bytes)
+
+    def require(self, policy: DirectoryPolicy, name: bytes, uid: int, maker: Maker) -> None:
+        """Raise NoSpace for a process over its share, if its store under *policy* will be leased.
+
+        That is under a final name; where only a rename publishes, under any name.
+        """
+        if is_temporary(name) and not policy.only_renamed:
+            return
+        if (policy.leases or policy.only_renamed) and self.refuses(uid, maker):
+            self.refused += 1
+            raise NoSpace(f"process {maker.tgid} has more leases than its share (lease_max)")
 
     def gives(self, uid: int, size_bytes: int) -> bool:
         """Whether user *uid* gets a lease for *size_bytes* just stored."""

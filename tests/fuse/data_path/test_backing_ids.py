@@ -37,10 +37,10 @@ GONE: Final = InodeRecord(
 
 def path_over(inodes: OpenInodes) -> PassthroughPath:
     """Return a data path whose pool has an extent for every inode."""
-    extents = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
-    notes = SimpleNamespace(put=lambda *_: None, drop=lambda _: None)
-    pool: Any = SimpleNamespace(at_hand=extents, open=SimpleNamespace(inodes=inodes), notes=notes)
-    return PassthroughPath(pool, DEVICE_FD, IDS_MAX, lambda: False)
+    at_hand: Any = SimpleNamespace(open=lambda _ino, flags: os.open("/dev/null", flags))
+    notes: Any = SimpleNamespace(put=lambda *_: None, drop=lambda _: None)
+    no_device: Any = None
+    return PassthroughPath(*(no_device, inodes, at_hand, notes), DEVICE_FD, IDS_MAX, lambda: False)
 
 
 class IdsMachine(RuleBasedStateMachine):

@@ -12,6 +12,7 @@ housekeeping and the bounds; ``Faults`` are what fails; ``Looks`` are what can b
 that `kvfs status` shows are looked at there (``describe``).
 """
 
+import time
 from collections.abc import Collection
 
 from kvfs.core.account import Accounts
@@ -20,13 +21,14 @@ from kvfs.devices import Device
 from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.blocks.allocations import AllocationRequest
 from kvfs.engine.store import Store
+from kvfs.pool.open.extent_bytes import stamp_ns
 from kvfs.pool.open.open_inodes import OpenInode as Opened
 from kvfs.pool.open.open_notes import Living, LivingHandle
 from kvfs.pool.open.ports import Kernel
 from kvfs.storage.outliving import Outliving
 from kvfs.storage.syscalls import Syscalls
 from tests.support.kernel.kernel_recorder import KernelRecorder
-from tests.support.store.driven_course import Course
+from tests.support.store.driven_course import Course, Turnable
 from tests.support.store.driven_faults import Faults
 from tests.support.store.driven_looks import Looks
 from tests.support.store.driven_requests import Requests
@@ -37,8 +39,9 @@ __all__ = ["AllocationRequest", "Driven", "LivingHandle", "NewAttributes", "Open
 class Driven(Requests, Course, Faults, Looks):
     """A running store. *engine* is for those who wire parts of the mount to it."""
 
-    def __init__(self, engine: Store) -> None:
+    def __init__(self, engine: Store, clock: Turnable[float], calendar: Turnable[int]) -> None:
         self.engine = engine
+        self.clock, self.calendar = clock, calendar
 
 
 def driven(
@@ -55,12 +58,15 @@ def driven(
 
     *outliving* is left to the next one.
     """
+    clock, calendar = Turnable(time.monotonic), Turnable(stamp_ns)
     handles = None if living is None else Living(living)
     store = Store(
         device,
         settings,
         kernel or KernelRecorder(),
         syscalls=syscalls,
+        clock_ns=calendar,
+        monotonic_s=clock,
         outliving=outliving,
         living=handles,
         accounts=accounts,
@@ -72,4 +78,4 @@ def driven(
         store.read_ahead._is_slow = lambda _: False
     if handles is not None:
         store.take_over(handles)
-    return Driven(store)
+    return Driven(store, clock, calendar)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kvfs.core.account import Accounts
 from kvfs.core.blocks_ahead import UNUSED_S
@@ -22,6 +22,7 @@ from kvfs.storage.memory_files import MemoryFiles
 from tests.support.store.inside import At
 
 P = TypeVar("P", bound=Processes)
+T = TypeVar("T", int, float)
 
 _DAY_NS: Final = 86_400 * 10**9
 _AN_EXTENT: Final = re.compile(r"/extents/[0-9a-f]{2}/[0-9a-f]{16}( \(deleted\))?$")
@@ -33,10 +34,23 @@ def _memory(engine: Store) -> MemoryFiles:
     return memory
 
 
+class Turnable(Generic[T]):
+    """A clock that a test can turn."""
+
+    def __init__(self, tells: Callable[[], T]) -> None:
+        self.tells: Callable[[], T] = tells
+
+    def __call__(self) -> T:
+        """Return the time."""
+        return self.tells()
+
+
 class Course:
     """What goes on beside the requests."""
 
     engine: Store
+    clock: Turnable[float]
+    calendar: Turnable[int]
 
     # ---- chores: the tick does them all, and a test one of them ----
 
@@ -275,28 +289,26 @@ class Course:
 
     def turn_clock(self, monotonic_s: Callable[[], float]) -> None:
         """Tell the time by *monotonic_s* from now on."""
-        self.engine.pool.monotonic_s = monotonic_s
+        self.clock.tells = monotonic_s
 
     def turn_calendar(self, clock_ns: Callable[[], int]) -> None:
         """Tell the date by *clock_ns* (since the epoch) from now on."""
-        self.engine.pool.clock_ns = clock_ns
+        self.calendar.tells = clock_ns
 
     def let_days_pass(self, days: float) -> None:
         """Let both the wall clock and that of ages say that so many *days* have passed."""
-        pool, passed_ns = self.engine.pool, int(days * _DAY_NS)
-        age_ns = pool.age_ns
+        age_ns, passed_ns = self.age_ns, int(days * _DAY_NS)
         self.set_calendar(days)
-        pool.age_ns = lambda: age_ns() + passed_ns
+        self.turn_age_clock(lambda: age_ns() + passed_ns)
 
     def set_calendar(self, days: float) -> None:
         """Set the wall clock forward by so many *days*, or back."""
-        pool, step_ns = self.engine.pool, int(days * _DAY_NS)
-        wall_ns = pool.clock_ns
-        pool.clock_ns = lambda: wall_ns() + step_ns
+        wall_ns, step_ns = self.calendar.tells, int(days * _DAY_NS)
+        self.calendar.tells = lambda: wall_ns() + step_ns
 
     def turn_age_clock(self, age_ns: Callable[[], int]) -> None:
         """Tell by *age_ns* from now on how old something is."""
-        self.engine.pool.age_ns = age_ns
+        self.engine.pool.age_clock.now_ns = age_ns  # type: ignore[method-assign]
 
     def let_pass_begin(self) -> None:
         """Let the next tick begin a pass through the heat for what has expired."""
@@ -307,7 +319,7 @@ class Course:
         self.let_days_pass(days)
         self.engine.blocks.served.run_due(float("inf"))
 
-    age_ns = At(lambda engine: engine.pool.age_ns)
+    age_ns = At(lambda engine: engine.pool.age_clock.now_ns)
 
     def wait_for_opens(self, wait_s: float) -> None:
         """Let *wait_s* go by for the OPENs that truncating opens wait for."""

@@ -26,7 +26,7 @@ _LIMITS: Final = {
     "bytes of a batch": "kvfs.engine.durability.batch._BYTES_MAX",
     "blocks known to be right": "kvfs.engine.durability.verifier._KNOWN_MAX",
     "rows not logged": "kvfs.pool.pool.UNLOGGED_MOST_BYTES",
-    "rows of a sample": "kvfs.engine.eviction.space_figures._LOOKED_AT_MAX",
+    "rows of a sample": "kvfs.engine.store_figures._LOOKED_AT_MAX",
     "steps in vain": "kvfs.engine.by_command._VAIN_MAX",
     "blocks tried to read": "kvfs.engine.recovery.device_errors._INODES_MAX",
     "names of a plan": "kvfs.engine.eviction.by_limits._PLAN_MAX",

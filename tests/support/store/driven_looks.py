@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.records import INODE_PREFIX, parse_inodes
 from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
-from kvfs.engine.eviction.victims import obstacle, used_since
+from kvfs.engine.eviction.units import UsesOfUnits
+from kvfs.engine.eviction.victims import obstacle
 from kvfs.engine.names.named import STEP, Named, files_below, named
 from kvfs.engine.store import Store
 from kvfs.pool.open.open_inodes import OpenInode
@@ -202,13 +203,16 @@ class Looks:
 
     def files_below(self, ino: InodeNo) -> list[InodeNo]:
         """Return the files at or below *ino*, as a command finds them."""
-        return [found for found in files_below(self.engine.pool, ino) if found != STEP]
+        return [found for found in files_below(self.engine.pool.index, ino) if found != STEP]
 
     def used_within(self, ino: InodeNo, days: float) -> bool | None:
         """Return whether *ino* was used in the last *days*, as `kvfs evict --unused-for` asks."""
         pool, record = self.engine.pool, self.row(ino)
         assert record is not None
-        return used_since(pool, ino, record, pool.age_ns() - int(days * 86_400 * 10**9))
+        since_ns = pool.age_clock.now_ns() - int(days * 86_400 * 10**9)
+        units = self.engine.reclaim.units
+        uses = UsesOfUnits(pool.rules.heat, pool.age_clock, pool.clock_ns, units, since_ns)
+        return uses.of(ino, record)
 
     def records(self) -> dict[InodeNo, InodeRecord]:
         """Return every inode of the index."""
@@ -273,9 +277,9 @@ class Looks:
         """Return what a command's walk finds, all files without *match*, and its steps."""
         engine = self.engine
         walked = (
-            files_below(engine.pool, ROOT_INODE)
+            files_below(engine.pool.index, ROOT_INODE)
             if match is None
-            else named(engine.pool, engine.namespace, Named(("",), match))
+            else named(engine.pool.index, engine.namespace, Named(("",), match))
         )
         found = list(walked)
         return set(found) - {STEP}, found.count(STEP)

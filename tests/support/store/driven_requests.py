@@ -1,12 +1,15 @@
 """What clients ask of a store, as the mount passes it on. Part of the facade (driven.py)."""
 
+import functools
+
 from kvfs.core.errors import DeadInode
-from kvfs.core.types import InodeNo, InodeRecord
+from kvfs.core.types import ROOT_INODE, InodeNo, InodeRecord
 from kvfs.engine.attributes import NewAttributes
 from kvfs.engine.blocks.publishing import Closing
 from kvfs.engine.store import Store
+from kvfs.engine.store_figures import Totals, statfs_totals, store_figures
 from kvfs.machine.process_ends import Fate
-from kvfs.machine.processes import NOBODY, SERVER, Maker
+from kvfs.machine.processes import NOBODY, SERVER, UNKNOWN_UID, Maker
 from kvfs.pool.open.open_inodes import OpenInode
 from tests.support.store.inside import At
 
@@ -161,5 +164,8 @@ class Requests:
 
     # ---- the whole pool ----
 
-    totals = At(lambda engine: engine.totals)
-    describe = At(lambda engine: engine.describe)
+    def totals(self) -> Totals:
+        """Return the pool's size and what is free, as statfs(2) tells users that have no quota."""
+        return statfs_totals(self.engine.pool, UNKNOWN_UID, ROOT_INODE)
+
+    describe = At(lambda engine: functools.partial(store_figures, engine))

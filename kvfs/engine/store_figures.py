@@ -1,4 +1,4 @@
-"""The figures about space: what a pool holds, in which states, what may be evicted, who holds it.
+"""The figures of a store: what it holds, in which states, what may be evicted, who holds it.
 
 They are for `kvfs status`, and for statfs(2): what clients can still store.
 """
@@ -14,13 +14,17 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.lifecycle import State, label
 from kvfs.core.sizes import format_size
 from kvfs.core.types import PAGE_BYTES, InodeNo
+from kvfs.engine.device_watch import drive_figures, whole_wear
 from kvfs.engine.eviction.overrun_watch import OverrunWatch
 from kvfs.engine.eviction.reclaim import Reclaim
 from kvfs.engine.eviction.units import Units
+from kvfs.engine.store import Store
 from kvfs.machine.processes import program_of
-from kvfs.pool.allocator import in_use_bytes
+from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.pool import Pool
+from kvfs.pool.rules.leases import LeaseShares
 from kvfs.pool.rules.paths import path_of
+from kvfs.pool.space.device_probe import worst_answer
 
 #: If less than this share of the capacity is evictable, the operator is warned.
 _LOW_SHARE: Final = 0.1
@@ -30,6 +34,8 @@ _LOOKED_AT_MAX: Final = 1024
 _UNITS_MAX: Final = 8
 _WARNING: Final = "almost nothing is evictable: {} holds {} that is pinned, leased or open"
 _SLABS: Final = frozenset({State.SLAB, State.REWRITTEN})
+#: Tenants whose accounts are shown.
+_TENANTS_SHOWN: Final = 64
 #: Blocks and bytes by state.
 StateTotals = dict[str, dict[str, int]]
 
@@ -157,14 +163,14 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     """Return the figures, in bytes and counts."""
     space = pool.space.taken
     totals = pool.rules.leases.totals
-    open_by = _open_by(pool)
-    evictable_bytes = pool.evictable_bytes - in_use_bytes(pool)
+    open_by = _open_by(pool.open.inodes)
+    evictable_bytes = pool.evictable_bytes - pool.in_use_bytes()
     directory, held_bytes = holder(pool)
     low = space.unclaimed_bytes + evictable_bytes < _LOW_SHARE * space.capacity_bytes
     return {
         "evictable_bytes": evictable_bytes,
         "leased_bytes": totals[State.LEASED][1],
-        "largest_lease_holder": _lessee(pool),
+        "largest_lease_holder": _lessee(pool.rules.leases.shares),
         "lease_max_bytes": pool.rules.leases.shares.bound_bytes,
         "slab_bytes": sum(totals[state][1] for state in _SLABS),
         "pinned_bytes": pool.rules.heat.held_bytes[Rank.KEPT],
@@ -188,10 +194,10 @@ def reclaim_figures(pool: Pool, reclaim: Reclaim, watch: OverrunWatch) -> dict[s
     }
 
 
-def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
+def _open_by(inodes: OpenInodes) -> dict[str, dict[str, int]]:
     """Return who has files open: file servers alone, or processes of this machine as well."""
     held = {"processes": {"files": 0, "bytes": 0}, "file_servers": {"files": 0, "bytes": 0}}
-    for opened in pool.open.inodes.values():
+    for opened in inodes.values():
         handles = opened.readers + opened.writers
         served = opened.served_readers + opened.served_writers
         row = held["file_servers" if served == handles else "processes"]
@@ -200,16 +206,15 @@ def _open_by(pool: Pool) -> dict[str, dict[str, int]]:
     return held
 
 
-def _lessee(pool: Pool) -> dict[str, Any] | None:
+def _lessee(shares: LeaseShares) -> dict[str, Any] | None:
     """Return the process with the most leases; pid 0 stands for all that cannot be watched."""
-    leases = pool.rules.leases.shares
-    if (most := leases.most()) is None:
+    if (most := shares.most()) is None:
         return None
     return {
         "pid": most.maker.tgid,
         "program": program_of(most.maker.tgid),
         "bytes": most.held_bytes,
-        "stores_refused": leases.refused,
+        "stores_refused": shares.refused,
     }
 
 
@@ -287,4 +292,54 @@ def tree_figures(pool: Pool) -> dict[str, int]:
         "symlinks": pool.counters.symlinks,
         "index_used_bytes": pool.index.room.rows_bytes(),
         "index_map_bytes": pool.index.room.map_bytes,
+    }
+
+
+def store_figures(store: Store) -> dict[str, Any]:
+    """Return the figures `kvfs status` shows, in bytes and counts."""
+    pool, space = store.pool, store.pool.space.taken
+    return {
+        "uuid": pool.device.uuid,
+        "root": store.attributes.describe_root(),
+        "capacity_bytes": space.capacity_bytes,
+        "used_bytes": kept_bytes(pool),
+        "drives": drive_figures(pool, store.device_watch.drives, store.device_wears),
+        "missing_drives": sum(drive.is_lacking for drive in pool.space.drives.all),
+        "usable_bytes": space.bound_bytes,
+        "free_bytes": max(0, space.bound_bytes - kept_bytes(pool)),
+        "preallocated_bytes": space.ready_bytes,
+        "old_version_bytes": store.blocks.truncating.old_version_bytes,
+        **reclaim_figures(pool, store.reclaim, store.watch),
+        "together": unit_figures(pool, store.reclaim.units),
+        **hint_figures(pool),
+        "probation": store.probation_ends.describe(),
+        "gate": store.gate.describe(),
+        "held_by": pool.figures.held.shown(),
+        "tenants": pool.space.accounts.shown(_TENANTS_SHOWN, for_blocks_bytes(pool)),
+        "cache": {
+            **pool.figures.shown(space.capacity_bytes, for_blocks_bytes(pool)),
+            "device": whole_wear(store.device_wears),
+        },
+        "store_times": pool.figures.store_times.shown(),
+        **tree_figures(pool),
+        "open_inodes": len(pool.open.inodes),
+        "preallocated_extents": pool.open.ready.count,
+        "preallocated_hits": pool.open.ready.hits,
+        "preallocated_misses": pool.open.ready.misses,
+        "recently_deleted": len(pool.departures.removed),
+        "states": state_totals(pool),
+        "torn_blocks": store.blocks.publishing.torn,
+        "unverified_blocks": store.blocks.doubts.unproven + store.blocks.lease_ends.unproven,
+        "background_backlog": pool.background.backlog,
+        "background_failures": pool.background.failures,
+        "follow_failures": pool.followers.failures,
+        "lost_blocks": pool.lost_blocks,
+        "write_back_failures": store.device_watch.failures + store.durable_pass.failures,
+        "durability": store.durable_pass.describe(),
+        "strays": pool.space.strays.describe(pool.age_clock.now_ns()),
+        "checksums": store.durable_pass.checksum_counts() | store.verifier.describe(),
+        "damaged_rows": pool.damage.misses,
+        **worst_answer(pool.space.probes.all),
+        **pool.durable.index_log.describe(pool.monotonic_s()),
+        "reconcile": store.reconcile.describe(),
     }
