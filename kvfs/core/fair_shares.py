@@ -136,7 +136,7 @@ class ByShare:
 
     def next(self, known: KnownBlocks, stamp: int) -> InodeNo | None:
         """See ``Plan``."""
-        ino = self._take(self._garbage, None, known, stamp)
+        ino = self._next_of(self._garbage, None, known, stamp)
         while ino is None:
             slot = self._largest()
             if self._unchecked and self._is_outdated(slot):
@@ -146,11 +146,11 @@ class ByShare:
                 queue = self._idle or self._rest
                 if not queue:
                     return None
-                ino = self._take(queue, None, known, stamp)
+                ino = self._next_of(queue, None, known, stamp)
             elif self._idle and self._is_older(known, slot):
-                ino = self._take(self._idle, None, known, stamp)
+                ino = self._next_of(self._idle, None, known, stamp)
             else:
-                ino = self._take(self._queues[slot], slot, known, stamp)
+                ino = self._next_of(self._queues[slot], slot, known, stamp)
         return ino
 
     def put_back(self, ino: InodeNo) -> None:
@@ -165,7 +165,7 @@ class ByShare:
         self._going.clear()
         self._unchecked = True
 
-    def _take(
+    def _next_of(
         self, queue: InOrder, slot: int | None, known: KnownBlocks, stamp: int
     ) -> InodeNo | None:
         ino = queue.next(known, stamp)

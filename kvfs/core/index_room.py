@@ -230,12 +230,12 @@ class NodeShares:
     def find(self, ino: InodeNo, record: InodeRecord) -> None:
         """Count a directory, symlink or special file from before the start."""
         if not self._is_new(ino):
-            self._note(record.uid, _node_bytes(record))
+            self._count(record.uid, _node_bytes(record))
 
     def find_attribute(self, ino: InodeNo, record: InodeRecord, size_bytes: int) -> None:
         """Count an attribute from before the start."""
         if not self._is_new(ino):
-            self._note(record.uid, size_bytes)
+            self._count(record.uid, size_bytes)
 
     def reach(self, ino: InodeNo) -> None:
         """Note that all inodes up to *ino* are counted."""
@@ -262,22 +262,22 @@ class NodeShares:
     def come(self, ino: InodeNo, record: InodeRecord) -> None:
         """Count a new directory, symlink or special file; not a block."""
         if record.state == State.NODE and self._is_counted(ino):
-            self._note(record.uid, _node_bytes(record))
+            self._count(record.uid, _node_bytes(record))
 
     def set_attributes(self, ino: InodeNo, record: InodeRecord, change_bytes: int) -> None:
         """Count *change_bytes* more, or less if negative, for the attributes of *ino*."""
         if ino < self._attributes_end or self._is_new(ino):
-            self._note(record.uid, change_bytes)
+            self._count(record.uid, change_bytes)
 
     def go(self, ino: InodeNo, record: InodeRecord) -> None:
         """Stop counting a directory, symlink or special file."""
         if record.state == State.NODE and self._is_counted(ino):
-            self._note(record.uid, -_node_bytes(record))
+            self._count(record.uid, -_node_bytes(record))
 
     def _is_counted(self, ino: InodeNo) -> bool:
         return ino <= self._inodes_end or self._is_new(ino)
 
-    def _note(self, uid: int, change_bytes: int) -> None:
+    def _count(self, uid: int, change_bytes: int) -> None:
         if uid:
             self._names.count(uid, change_bytes)
 

@@ -137,7 +137,7 @@ class ReuseDistances:
         """A client removed the name: no pool would have it."""
         at = self._at.pop(name_hash, None)
         if at is not None:
-            self._take(at)
+            self._remove(at)
 
     def count(self, references: int) -> None:
         """Count *references* to all names, followed or not."""
@@ -179,7 +179,7 @@ class ReuseDistances:
     def _use(self, name_hash: int, at: int | None, size_bytes: int) -> None:
         """Make a name the most recently used one; *at*: its position so far, None: it is new."""
         if at is not None:
-            self._take(at)
+            self._remove(at)
         if self._next >= len(self._sizes):
             self._close_up()
         self._put(name_hash, size_bytes)
@@ -193,7 +193,7 @@ class ReuseDistances:
         self._sizes[at] = size_bytes
         self._sums[at >> _PART_BITS] += size_bytes
 
-    def _take(self, at: int) -> None:
+    def _remove(self, at: int) -> None:
         self._sums[at >> _PART_BITS] -= self._sizes[at]
         self._sizes[at] = 0
 

@@ -113,7 +113,7 @@ def carry_out(
         return
     candidates = _candidates(pool, namespace, order, progress)
     if order.size_bytes is None:
-        yield from _take(reclaim, candidates, order, progress)
+        yield from _evict(reclaim, candidates, order, progress)
         return
     coldest = _Coldest(order.size_bytes)
     for one in candidates:
@@ -122,7 +122,7 @@ def carry_out(
         else:
             coldest.add(one)
     if coldest.held_bytes >= order.size_bytes:
-        yield from _take(reclaim, coldest.in_order(), order, progress)
+        yield from _evict(reclaim, coldest.in_order(), order, progress)
 
 
 def _is_particular(order: EvictionOrder) -> bool:
@@ -152,7 +152,7 @@ def _tell_what_stays(
             yield
         else:
             progress.looked_at += 1
-            _look(pool, ino, order, progress, None)
+            _unless_kept(pool, ino, order, progress, None)
     gone = gone_totals(pool)
     if gone["blocks"]:
         progress.kept[_REMOVED] += gone["blocks"]
@@ -175,7 +175,7 @@ def _candidates(
                 yield None
                 continue
             progress.looked_at += 1
-            one = _look(pool, ino, order, progress, uses)
+            one = _unless_kept(pool, ino, order, progress, uses)
             if one is not None:
                 progress.found_blocks += 1
                 progress.found_bytes += one.allocated_bytes
@@ -201,7 +201,7 @@ class _Coldest:
         return sorted(one for _, one in self._heap)  # type: ignore[return-value]
 
 
-def _take(
+def _evict(
     reclaim: Reclaim,
     candidates: Iterable["_Found | None"],
     order: EvictionOrder,
@@ -213,16 +213,16 @@ def _take(
         if one is not None:
             batch.append(one)
         if len(batch) == _TAKEN or (one is None and batch):
-            _take_batch(reclaim, batch, order, progress)
+            _evict_batch(reclaim, batch, order, progress)
             batch = []
             yield
         elif one is None:
             yield
     if batch:
-        _take_batch(reclaim, batch, order, progress)
+        _evict_batch(reclaim, batch, order, progress)
 
 
-def _take_batch(
+def _evict_batch(
     reclaim: Reclaim, batch: list["_Found"], order: EvictionOrder, progress: EvictionProgress
 ) -> None:
     if order.dry_run:
@@ -240,7 +240,7 @@ def _take_batch(
         progress.kept_bytes[_IN_USE] += left_bytes
 
 
-def _look(
+def _unless_kept(
     pool: Pool,
     ino: InodeNo,
     order: EvictionOrder,

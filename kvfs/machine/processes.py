@@ -158,7 +158,7 @@ class Processes:
         if known is not None and now_s - known[0] < BELIEVED_S:
             return known[1]
         try:
-            maker = self._look(tid, now_s)
+            maker = self._maker_of(tid, now_s)
         except OSError:
             return NOBODY  # for now: there may be a descriptor the next time
         self._threads[tid] = (now_s, maker)
@@ -167,7 +167,7 @@ class Processes:
             self._threads.popitem(last=False)
         return maker
 
-    def _look(self, tid: int, now_s: float) -> Maker:
+    def _maker_of(self, tid: int, now_s: float) -> Maker:
         """Return the process of thread *tid*. Raises OSError if that cannot be told now."""
         if tid <= 0:
             return NOBODY  # another pid namespace

@@ -93,7 +93,7 @@ class Heat:
         saved, found_s = (None, 0) if read_only else read_newest(self._files)
         found = None if saved is None else saved.rows
         self._table = RowTable()
-        self._take(zero_rows(_ROWS_MIN) if found is None else sound_rows(found, _ROWS_MIN))
+        self._use(zero_rows(_ROWS_MIN) if found is None else sound_rows(found, _ROWS_MIN))
         newest = int(self._rows.touched.max()) >> BURST_BITS
         #: Blocks used after HEAT was saved are warmer than all in it.
         self._ahead_s = 0 if found is None else max(0, newest + 1 - found_s)
@@ -378,7 +378,7 @@ class Heat:
         except OSError as error:
             _log.info("block heat not saved: %s", error)
 
-    def _take(self, rows: HeatRows) -> None:
+    def _use(self, rows: HeatRows) -> None:
         """Use *rows* from now on."""
         self._view(rows)
         self._table.rebuild(rows.ino)

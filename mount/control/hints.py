@@ -68,14 +68,14 @@ class _Taker:
                 continue
             line = bytes(received[:end])
             del received[: end + 1]
-            answer = await self._take(line, client)
+            answer = await self._carry_out(line, client)
             if answer is not None:
                 with trio.move_on_after(IDLE_MAX_S) as unread:
                     await stream.send_all(answer)
                 if unread.cancelled_caught:
                     return
 
-    async def _take(self, line: bytes, client: HintClient) -> bytes | None:
+    async def _carry_out(self, line: bytes, client: HintClient) -> bytes | None:
         """Do what *line* says; return the answer, if it asks for one."""
         done = TakenHints()
         async with self._turn:

@@ -173,13 +173,13 @@ class History:
         """Take a sample now and after each step, until cancelled."""
         while self._step_s:
             try:
-                self._take(await self._status())
+                self._add_sample(await self._status())
             except Exception:
                 # The last handler: a bug here must not end the mount.
                 _log.exception("no sample for the history")
             await trio.sleep(self._step_s)
 
-    def _take(self, status: Mapping[str, Any]) -> None:
+    def _add_sample(self, status: Mapping[str, Any]) -> None:
         cache = status.get("cache")
         if cache is None:  # the device is lost
             return

@@ -97,11 +97,11 @@ class Doubts:
         """Keep a writer's handle of *opened* until it is known what *closing* means."""
         wait_s = self._pool.settings.foreign_close_s
         self._doubts.append(_Doubt(opened, closing, self._pool.monotonic_s() + wait_s))
-        self._note(opened)
+        self._write_note(opened)
         if len(self._doubts) > _DOUBTS_MAX:
             self._tear(self._doubts.pop(0))
 
-    def _note(self, opened: OpenInode) -> None:
+    def _write_note(self, opened: OpenInode) -> None:
         """Note the doubts about *opened*, for a server that takes the mount over."""
         closes = [doubt.closing for doubt in self._doubts if doubt.opened is opened]
         noted = (
@@ -173,7 +173,7 @@ class Doubts:
         for opened in ended:
             if opened.writers:
                 self._pool.open.notes.writing(opened)
-                self._note(opened)
+                self._write_note(opened)
 
     def _is_to_be_asked(self, doubt: _Doubt) -> bool:
         """Whether its fate was not asked for yet, or could not be, for lack of a descriptor."""

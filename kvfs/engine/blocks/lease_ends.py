@@ -83,10 +83,10 @@ class LeaseEnds:
         """Let the thread check whether *ino* is whole; the result is applied later."""
         if ino not in self._looking and len(self._looking) < _LOOKS_MAX:
             self._looking.add(ino)
-            self._pool.background.submit_long(functools.partial(self._look, ino, record), ino)
+            self._pool.background.submit_long(functools.partial(self._check, ino, record), ino)
         return False
 
-    def _look(self, ino: InodeNo, record: InodeRecord) -> None:
+    def _check(self, ino: InodeNo, record: InodeRecord) -> None:
         """Check, in the thread. A block that cannot be read is not known to be whole."""
         whole: bool | None = False
         try:

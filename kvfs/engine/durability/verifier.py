@@ -94,13 +94,13 @@ class Verifier:
         Raises Damaged if its identity cannot be read, and removes its name; NoSpace, NotAtHand,
         OSError.
         """
-        look = self._look(ino)
+        look = self._to_compare(ino)
         if look is None or not look.identity.flags & HAS_CRC:
             self._know(ino)
             return None
         return look
 
-    def _look(self, ino: InodeNo) -> BlockToCompare | None:
+    def _to_compare(self, ino: InodeNo) -> BlockToCompare | None:
         """Return what the identity of block *ino* says; None if it has none. Raises as begin."""
         pool = self._pool
         record, opened = pool.index.inode_or_miss(ino), pool.open.inodes.get(ino)
@@ -271,7 +271,7 @@ class Verifier:
             before, self._after = self._after, inode_key(ino)
             if record is not None:
                 try:
-                    look = self._look(ino)
+                    look = self._to_compare(ino)
                 except NotAtHand as lack:
                     self._after = before
                     self._pool.background.of(ino).asks.submit(lack.begin(), _call)

@@ -54,13 +54,13 @@ class FileCheck:
             return None
         self.highest = max(self.highest, self._extents.serial(ino))
         try:
-            return self._look(ino, record)
+            return self._compare(ino, record)
         except OSError as error:
             if error.errno not in BROKEN_FILE or not stat.S_ISREG(record.mode):
                 raise
             return f"its extent is broken: {error.strerror}"
 
-    def _look(self, ino: InodeNo, record: InodeRecord) -> str | None:
+    def _compare(self, ino: InodeNo, record: InodeRecord) -> str | None:
         if stat.S_ISREG(record.mode):
             status = self._extents.stat(ino)
             if status is None:

@@ -72,7 +72,7 @@ class Reconcile:
                 pass
             self._doubt: Doubt | None = Doubt(pool.numbers.first, FIRST_INODE, sequence)
             self._settle_first(gone_back)
-            self._note()
+            self._write_doubt()
         else:
             self._doubt = self._left()
         #: Whether any inode may be in doubt; ``prove`` knows which.
@@ -345,7 +345,7 @@ class Reconcile:
         claim = block_record(self._pool.extents, self._pool.syscalls, ino)
         return claim is None or not agrees(record, claim)
 
-    def _note(self) -> None:
+    def _write_doubt(self) -> None:
         with self._pool.index.write() as txn:
             txn.put_doubt(self._doubt)
 
@@ -354,7 +354,7 @@ class Reconcile:
         if self._searched and self._doubt is not None:
             self._doubt = None
             self.in_doubt = False
-            self._note()
+            self._write_doubt()
             _log.info(
                 "index compared with its files: %d entered, %d moved, %d dropped",
                 self.entered,

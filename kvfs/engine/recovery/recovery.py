@@ -128,7 +128,7 @@ def _found(
     present: str,
 ) -> Recovered:
     """Use the index that the last server left at *present*, in memory or in the pool."""
-    listed = _look(device, settings, syscalls, present)
+    listed = _require_sound(device, settings, syscalls, present)
     if settings.read_only:
         return Recovered(present, sweep_due=False)
     if not state.clean:
@@ -219,7 +219,7 @@ def _restored(
     restored = _in_memory_or_pool(device, settings, syscalls, place, restore)
     if restored is not None:
         try:
-            _look(device, settings, syscalls, restored.path)
+            _require_sound(device, settings, syscalls, restored.path)
         except BaseException:  # an interrupt, too: the next start makes it anew
             place.discard(restored.path)
             raise
@@ -243,7 +243,7 @@ def _in_memory_or_pool(
         return make(_place_of(device, settings, syscalls, in_pool=True))
 
 
-def _look(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> bool:
+def _require_sound(device: Device, settings: Settings, syscalls: Syscalls, path: str) -> bool:
     """Raise unless the index at *path* can be opened and has its root; nothing is written.
 
     Return whether it has a list of what is unfinished.

@@ -38,15 +38,15 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
     def enter(self, extent: ReadyExtent, until_s: float, thread: int) -> None:
         """Await the OPEN of *thread* for the inode of *extent* until *until_s*."""
         self[extent.ino] = (extent, until_s, thread)
-        self._note()
+        self._write_note()
 
     def leave(self, ino: InodeNo) -> ReadyExtent:
         """Await *ino* no more; return its extent."""
         extent, _, _ = self.pop(ino)
-        self._note()
+        self._write_note()
         return extent
 
-    def _note(self) -> None:
+    def _write_note(self) -> None:
         """Note all of them, for a server that takes the mount over."""
         rows = [(ino, extent.reserve_bytes, thread) for ino, (extent, _, thread) in self.items()]
         self._notes.put(_AWAITED_NOTE, rows)
@@ -75,8 +75,8 @@ class AwaitedOpens(OrderedDict[InodeNo, tuple[ReadyExtent, float, int]]):
 
     def claim(self, opened: OpenInode) -> None:
         """Note that the OPEN of a fresh inode has come."""
-        # Its note stays until the next ``_note``: a server killed before the last step of this OPEN
-        # leaves no handle, and the next server awaits it again.
+        # Its note stays until the next one is written: a server killed before the last step of this
+        # OPEN leaves no handle, and the next server awaits it again.
         extent, _, _ = self.pop(opened.ino)
         if opened.fd >= 0:
             self._open.ready.let_go(extent)  # a reader came first and has it open already

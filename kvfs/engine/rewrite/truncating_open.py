@@ -135,7 +135,7 @@ class TruncatingOpens:
                 thread, ino, self._findings.names(ino, record), now_s, reads=reads
             )
         if before is not None or answer is Answer.RETRY:
-            self._note()
+            self._write_note()
         return answer
 
     def refuse_write(self, ino: InodeNo, thread: int, *, reads: bool) -> None:
@@ -146,7 +146,7 @@ class TruncatingOpens:
         if thread > 0:
             names, now_s = self._findings.names(ino, None), self._pool.monotonic_s()
             self.refusals.remember(thread, ino, names, now_s, reads=reads, truncates=False)
-            self._note()
+            self._write_note()
 
     def meets(self, ino: InodeNo, maker: Maker) -> bool:
         """Whether another process than *maker* writes *ino*, too, or is about to."""
@@ -160,7 +160,7 @@ class TruncatingOpens:
         self.displaced.note_fight(record)
         self.lock_files.meet(opened)
 
-    def _note(self) -> None:
+    def _write_note(self) -> None:
         """Note the refusals, for a server that takes the mount over."""
         rows = [(thread, tuple(refusal)) for thread, refusal in self.refusals.items()]
         self._pool.notes.put(_REFUSED_NOTE, rows)
@@ -209,7 +209,7 @@ class TruncatingOpens:
             ino = self.displaced.promised(record, thread) or ino
         if found is not Found.ON_THE_WAY:
             self.refusals.looked(thread, ino, joins=answer is Answer.JOIN)
-            self._note()
+            self._write_note()
         return ino
 
     def refuse_create(self, thread: int, ino: InodeNo, *, truncates: bool, reads: bool) -> None:
@@ -221,7 +221,7 @@ class TruncatingOpens:
         if truncates and thread > 0:
             names = self._findings.names(ino, self._pool.index.inode(ino))
             self.refusals.remember(thread, InodeNo(0), names, self._pool.monotonic_s(), reads=reads)
-        self._note()
+        self._write_note()
 
     def supersede(
         self, ino: InodeNo, record: InodeRecord, maker: Maker, thread: int = 0

@@ -70,14 +70,14 @@ class OldVersions:
         self._kept[draft] = kept
         if kept is not None:
             kept.stand_in(draft)
-        self._note()
+        self._write_note()
 
     def keep_nothing(self, draft: InodeNo) -> None:
         """Note that the block replaced by *draft* is gone: others miss until the draft is whole."""
         self._kept[draft] = None
-        self._note()
+        self._write_note()
 
-    def _note(self) -> None:
+    def _write_note(self) -> None:
         """Note all of them, for a server that takes the mount over."""
         rows = [(draft, 0 if kept is None else kept.ino) for draft, kept in self._kept.items()]
         self._notes.put(_OLD_NOTE, rows)
@@ -104,7 +104,7 @@ class OldVersions:
         """Note that *opened* has a name again: its draft is a miss for others until it is whole."""
         if opened.stands_in:
             self._kept[opened.stands_in] = None
-            self._note()
+            self._write_note()
             self._let_go(opened)
 
     def _let_go(self, opened: OpenInode) -> None:
@@ -119,7 +119,7 @@ class OldVersions:
         if draft not in self._kept:
             return
         kept = self._kept.pop(draft)
-        self._note()
+        self._write_note()
         if kept is not None:
             self._let_go(kept)
 
@@ -131,7 +131,7 @@ class OldVersions:
         """Give up the old blocks, because their space is needed."""
         for draft, kept in list(self._kept.items()):
             self._kept[draft] = None
-            self._note()
+            self._write_note()
             if kept is not None:
                 self._let_go(kept)
 
@@ -182,9 +182,9 @@ class DisplacedDrafts:
         self._kept[opened.ino] = Displaced(record.parent, record.name, opened, until_s, thread)
         if len(self._kept) > DISPLACED.most:
             self._forget_oldest()
-        self._note()
+        self._write_note()
 
-    def _note(self) -> None:
+    def _write_note(self) -> None:
         """Note all of them, for a server that takes the mount over."""
         rows = [
             (ino, lost.parent, lost.name, tuple(lost.opened.maker), lost.until_s, lost.thread)
@@ -209,7 +209,7 @@ class DisplacedDrafts:
     def come_for(self, ino: InodeNo) -> None:
         """Note that the OPEN for which *ino* was kept has come."""
         self._kept[ino] = self._kept[ino]._replace(thread=0)
-        self._note()
+        self._write_note()
 
     def is_promised(self, ino: InodeNo, thread: int) -> bool:
         """Whether *ino* was *thread*'s fresh inode when another writer took the name."""
@@ -310,7 +310,7 @@ class DisplacedDrafts:
         self.old.stop_showing(opened)
         pool.space.of(opened.ino).extra_bytes -= opened.allocated_bytes
         del self._kept[opened.ino]
-        self._note()
+        self._write_note()
         pool.departures.leave(opened, writer=False)
         if parts:
             namespace.moved(kept)
@@ -329,7 +329,7 @@ class DisplacedDrafts:
         for ino, displaced in list(self._kept.items()):
             if not (displaced.opened.writers or displaced.opened.unfinished):
                 del self._kept[ino]
-                self._note()
+                self._write_note()
                 self._pool.departures.leave(displaced.opened, writer=False)
 
     def run_due(self, now_s: float) -> None:
@@ -344,7 +344,7 @@ class DisplacedDrafts:
 
     def _forget_oldest(self) -> None:
         _, displaced = self._kept.popitem(last=False)
-        self._note()
+        self._write_note()
         self._pool.departures.leave(displaced.opened, writer=False)
 
 

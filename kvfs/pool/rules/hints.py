@@ -60,7 +60,7 @@ class Hints:
             if (hint := self._of.get(ino)) is not None:
                 self.forget(ino)
                 if changed.heir:
-                    self._note(changed.heir, hint)
+                    self._remember(changed.heir, hint)
         elif HINT in changed.gained:
             self.learn(ino, record, changed.gained[HINT])
         elif HINT in changed.lost:
@@ -72,7 +72,7 @@ class Hints:
         with contextlib.suppress(ValueError):
             hint = hint_of(value)
             if hint.session or not stat.S_ISDIR(record.mode):
-                self._note(ino, hint)
+                self._remember(ino, hint)
 
     def forget(self, ino: InodeNo) -> None:
         """Forget the attribute of *ino*, if it had one."""
@@ -83,7 +83,7 @@ class Hints:
             if not members:
                 del self._sessions[hint.session]
 
-    def _note(self, ino: InodeNo, hint: BlockHint) -> None:
+    def _remember(self, ino: InodeNo, hint: BlockHint) -> None:
         if len(self._of) >= ATTRIBUTES_MAX:
             self.counts.clipped += 1
             return

@@ -114,7 +114,7 @@ class UnlinkQueue:
             self._checked += 1
             unlink = self._lingering.popleft()
             self._device.submit(
-                functools.partial(_is_in_use, unlink), functools.partial(self._look, unlink)
+                functools.partial(_is_in_use, unlink), functools.partial(self._end_check, unlink)
             )
 
     def dismiss(self) -> None:
@@ -123,7 +123,7 @@ class UnlinkQueue:
             self._leave(self._lingering.popleft()._replace(in_use=None))
         self._waiting = deque(unlink._replace(in_use=None) for unlink in self._waiting)
 
-    def _look(self, unlink: _Unlink, in_use: bool) -> None:
+    def _end_check(self, unlink: _Unlink, in_use: bool) -> None:
         self._checked -= 1
         if in_use:
             self._lingering.append(unlink)
