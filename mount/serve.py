@@ -165,8 +165,9 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
         if self._of.takes_over:
             self._go_on()
             return self
-        settings, device, pool_fd = self.settings, self._device, self._device.pool_fd
-        wanted = remembered(pool_fd)
+        settings, device = self.settings, self._device
+        pool_fds = [one.pool_fd for one in device.there]
+        wanted = remembered(pool_fds)
         try:
             with at_number(wanted):
                 root_fd = kernel.detached(
@@ -184,7 +185,7 @@ class _Mount(contextlib.AbstractContextManager["_Mount"]):
             raise
         self._own.begun()
         self._number = remember(
-            pool_fd, self._own.device_number, wanted, read_only=settings.read_only
+            pool_fds, self._own.device_number, wanted, read_only=settings.read_only
         )
         self._of.notes.put(_NUMBER_NOTE, self._own.number)
         let_end_calls(self._held, self._own.abort_fd)

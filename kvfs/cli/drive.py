@@ -175,7 +175,7 @@ def _configure_remove(nested: "Subparsers") -> None:
         "use meanwhile: when it is empty\n(`kvfs drive drain`), or with --now, which gives up what "
         "it holds. A server of this command's version takes over,\nas with `kvfs upgrade`: callers "
         "wait for a moment. Its number is not used again, and it must be named nowhere\n(fstab, "
-        "units). Exit code 27: it is not empty, no other takes blocks, or it is drive 0.",
+        "units). Exit code 27: it is not empty, no other takes blocks, or it is drive 0 and works.",
         example="kvfs drive remove /kv 1\n  kvfs drive remove /kv 2 --now",
     )
     parser.add_argument("mountpoint", metavar="MOUNT")

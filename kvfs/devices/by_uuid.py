@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kvfs.core.errors import SourceMissing
+from kvfs.core.errors import CommandError, SourceMissing
 from kvfs.core.source_list import by_uuid, is_by_uuid, uuid_in
 from kvfs.devices.busy import holders_of, kernel_name
 from kvfs.devices.mapped import encrypted_below
@@ -23,6 +23,24 @@ def located(sources: Iterable[str]) -> tuple[str, ...]:
     ToolMissing, SourceDamaged.
     """
     return tuple(_located(each) if is_by_uuid(each) else each for each in sources)
+
+
+def located_some(sources: Sequence[str]) -> tuple[tuple[str, ...], dict[str, CommandError]]:
+    """Return what ``located`` does, but only of *sources* that are there; and why others are not.
+
+    Raises what ``located`` raises if none is.
+    """
+    found, missing = list[str](), dict[str, CommandError]()
+    for each in sources:
+        try:
+            found += located([each])
+        except SourceMissing as error:
+            if device_with(uuid_in(each)):
+                raise  # there are copies
+            missing[each] = error
+    if missing and not found:
+        raise next(iter(missing.values()))
+    return tuple(found), missing
 
 
 def _located(source: str) -> str:

@@ -12,10 +12,10 @@ from kvfs.core.errors import SourceForeign, UsageError
 from kvfs.core.settings import Settings
 from kvfs.core.sizes import GIB, MIB, format_size
 from kvfs.core.source_list import listed
-from kvfs.core.types import DriveNo, round_up
+from kvfs.core.types import round_up
 from kvfs.devices.mapped import encryption_below
 from kvfs.devices.pool_files import PoolHeader, read_header
-from kvfs.storage.run_state import RunPlace
+from kvfs.storage.pool_run import RunPlace
 
 #: The least space for blocks in a new directory pool. Less is of no use.
 ROOM_MIN_BYTES: Final = 64 * MIB
@@ -86,6 +86,8 @@ _KIND_WORDS: Final[dict[SourceKind, str]] = {
 class Device:
     """One pool's device, held by this process from open_source to ``close``.
 
+    It is the pool's first drive, and what stands in for it if that is missing.
+
     ``pool_fd`` is the pool directory, O_RDONLY|O_DIRECTORY. ``held_fds`` are all fds that keep
     the device claimed (mount, lock, image). The file system of a block device or image is unmounted
     when the last of them, and of all files opened below it, is closed. ``usable_bytes`` is the
@@ -121,8 +123,9 @@ class Device:
         #: The mounted file system under a directory source (directory.py); empty if kvfs mounts the
         #: file system itself.
         self.superblock = superblock
-        #: What the index in memory is called after: copies of a pool have one UUID, and are never
-        #: served at the same time, unless in other directories or file systems.
+        #: What an index in memory is called after that is made while this drive is the pool's
+        #: first: copies of a pool have one UUID, and are never served at the same time, unless in
+        #: other directories or file systems.
         status = os.fstat(pool_fd)
         self.index_id = f"{header.uuid} {superblock} {status.st_ino}"
         #: What encrypts this drive (``encryption_below``). Asked now: a drive may fail later.
@@ -175,7 +178,17 @@ class Device:
     @property
     def missing(self) -> "tuple[Device, ...]":
         """What stands in for the drives that the pool lacks."""
-        return tuple(other for other in self.more if other.why_missing)
+        return tuple(one for one in self.drives if one.why_missing)
+
+    @property
+    def there(self) -> "tuple[Device, ...]":
+        """The drives of the pool that it does not lack, by number; at least one."""
+        return tuple(one for one in self.drives if not one.why_missing)
+
+    @property
+    def home(self) -> "Device":
+        """The first of them: it has what only one drive has, an index in the pool say."""
+        return self.there[0]
 
     @property
     def lacking(self) -> "tuple[Device, ...]":
@@ -185,8 +198,7 @@ class Device:
     @property
     def sources(self) -> str:
         """Where the drives of the pool are, by number: as SOURCE of a command names them."""
-        there = (other.source for other in self.more if not other.why_missing)
-        return listed((self.source, *there))
+        return listed(one.source for one in self.there)
 
     @property
     def drives(self) -> "tuple[Device, ...]":
@@ -196,7 +208,7 @@ class Device:
     @property
     def encryption(self) -> str:
         """How all drives of the pool that are there are encrypted; empty if one is not."""
-        ways = [one.encrypted_by for one in self.drives if not one.why_missing]
+        ways = [one.encrypted_by for one in self.there]
         return ", ".join(sorted(set(ways))) if all(ways) else ""
 
     @property
@@ -208,15 +220,21 @@ class Device:
     def run_places(self) -> tuple[RunPlace, ...]:
         """Where a RUN of the pool is: on each of its drives that is there."""
         return tuple(
-            RunPlace(DriveNo(number), one.pool_fd, one.of_its_own[1])
-            for number, one in enumerate((self, *self.more))
-            if not one.why_missing
+            RunPlace(one.header.drive, one.pool_fd, one.of_its_own[1]) for one in self.there
         )
+
+    @property
+    def index_places(self) -> tuple[tuple[int, str], ...]:
+        """Where an index may be: the directory of each drive that is there, home first, and its id.
+
+        The id is ``index_id``.
+        """
+        return tuple((one.pool_fd, one.index_id) for one in self.there)
 
     def total_bytes(self) -> int:
         """Return the size of the file systems that hold the pool. Raises OSError."""
-        there = [one.pool_fd for one in (self, *self.more) if not one.why_missing]
-        return sum(space.f_blocks * space.f_frsize for space in map(os.fstatvfs, there))
+        there = map(os.fstatvfs, (one.pool_fd for one in self.there))
+        return sum(space.f_blocks * space.f_frsize for space in there)
 
     def free_bytes(self) -> int:
         """Return what can still be allocated on this drive, less what is left to others there."""

@@ -14,9 +14,9 @@ from kvfs.core.errors import (
     UsageError,
 )
 from kvfs.core.source_list import sources_of
-from kvfs.core.types import FIRST_DRIVE, DriveNo
+from kvfs.core.types import DriveNo
 from kvfs.devices import block, directory, image
-from kvfs.devices.by_uuid import located
+from kvfs.devices.by_uuid import located_some
 from kvfs.devices.device import Device, DirectoryReserve, SourceKind
 from kvfs.devices.pool_drives import (
     Unusable,
@@ -34,7 +34,7 @@ from kvfs.devices.stand_in import REMOVED, stand_in
 from kvfs.devices.unlocked import require_encryptable, unlocked
 from kvfs.devices.xfs import FailedButHeld, LeftMeanwhile
 from kvfs.devices.xfs_tools import forget_cut_off
-from kvfs.storage.run_state import distrust_index, read_pool_run
+from kvfs.storage.pool_run import distrust_index, read_pool_run
 from kvfs.storage.syscalls import Syscalls
 
 _OPENS: Final = {"block": block.open_block, "image": image.open_image}
@@ -78,41 +78,41 @@ def open_drives(
 
     A source may be given by its UUID, and those of its drives that are not given are found by
     theirs. Returns the first drive; the others close with it. One that was removed, cannot be found
-    or opened has a stand-in (stand_in.py), unless it is the first, or *all_drives* are wanted.
+    or opened has a stand-in (stand_in.py), unless *all_drives* are wanted.
     *capacity_bytes* overrides what the pool was made with. Raises SourceBlank if all are blank
     (kvfs mount then formats them, or creates the images), SourceMissing, SourceForeign,
     FormatUnknown, SourceBusy, SourceDamaged, UsageError, ToolMissing, NotRoot, KeyUnusable; in that
     case nothing in the sources has changed.
     """
 
-    sources = located(sources)
+    sources, missing_uuids = located_some(sources)
     refuse_twice(sources)
 
     def opened(source: str) -> Device:
         kind = kind_to_be(source, may_create=capacity_bytes is not None)
         return _open(source, kind, encryption, read_only=read_only, reserve=reserve)
 
-    unusable = Unusable({})
+    unusable = Unusable(missing_uuids)
     with contextlib.ExitStack() as stack:
         found = in_order([stack.enter_context(one) for one in _open_all(sources, opened, unusable)])
         found = without_removed(found, sources)
-        if found[FIRST_DRIVE].header.several is None and unusable.found:
-            _refuse_mixed(found[FIRST_DRIVE].source, unusable)
+        if found[0].header.several is None and unusable.found:
+            _refuse_mixed(found[0].source, unusable)
         missing: list[DriveNo] = []
         for drive, at in others_of([each.header for each in found]).items():
-            one = _open_if_usable(at, opened, unusable) if at else None
-            if one is None:
+            other = _open_if_usable(at, opened, unusable) if at else None
+            if other is None:
                 missing.append(drive)
             else:
-                found.append(stack.enter_context(one))
+                found.append(stack.enter_context(other))
         found = without_removed(in_order(found), sources)
-        gone = found[0].header.membership.removed
+        one, gone = found[0], found[0].header.membership.removed
         why = unusable.why([drive for drive in missing if drive not in gone])
-        if why and (all_drives or FIRST_DRIVE in why):
-            refuse_missing(found[FIRST_DRIVE], why)
+        if why and all_drives:
+            refuse_missing(one, why)
         why |= {DriveNo(drive): ("", REMOVED) for drive in gone}
         for drive, (source, reason) in sorted(why.items()):
-            stands_in = stand_in(found[0], drive, reason, source=source)
+            stands_in = stand_in(one, drive, reason, source=source)
             found.insert(drive, stack.enter_context(stands_in))
         first, *others = found
         first.take_in(others, capacity_bytes)
@@ -177,12 +177,12 @@ def _distrust_if_cut_off(first: Device) -> None:
 
     An earlier start may have found it, and ended before it could say so: then it is noted.
     """
-    lost = next((one for one in (first, *first.more) if one.cut_off), None)
+    lost = next((one for one in first.there if one.cut_off), None)
     if lost is None or not first.more:
         return
     syscalls = Syscalls()
     if not first.read_only:
-        with write_errors(first.source):
+        with write_errors(first.sources):
             distrust_index(first.run_places, syscalls)
         forget_cut_off(first.epoch)
     elif not read_pool_run(first.run_places, syscalls).clean:

@@ -27,7 +27,7 @@ from kvfs.core.pool_layout import (
     parse_file_name,
     parse_log_file_name,
 )
-from kvfs.core.types import FIRST_DRIVE, STAT_BLOCK_BYTES
+from kvfs.core.types import STAT_BLOCK_BYTES
 from kvfs.devices.pool_files import read_header
 
 #: mkfs.ext4 makes it in every new file system, so it does not count as data.
@@ -75,7 +75,7 @@ def remove_tree(pool_fd: int, *, keep_lock: bool = False) -> None:
     header = None
     with contextlib.suppress(CommandError):
         header = read_header(pool_fd, POOL)
-    if header is None or header.drive == FIRST_DRIVE:  # else a mount without it may have the index
+    if header is None or not header.is_removed:  # else its pool may go on
         forget_index(pool_fd)
     _unlink(POOL, pool_fd)
     os.fsync(pool_fd)

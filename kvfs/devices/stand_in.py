@@ -21,26 +21,26 @@ REMOVED: Final = "it was removed"
 _OPTIONS: Final = {"size": "64k", "mode": "700"}
 
 
-def stand_in(first: Device, drive: DriveNo, why: str, *, source: str = "") -> Device:
-    """Return a device in the place of *drive* of *first*'s pool, which is missing because of *why*.
+def stand_in(other: Device, drive: DriveNo, why: str, *, source: str = "") -> Device:
+    """Return a device in the place of *drive* of *other*'s pool, which is missing because of *why*.
 
     *source*: where it should be, if that is known. Raises SourceDamaged if there can be none.
     """
-    several = first.header.several
+    several = other.header.several
     assert several is not None, "a pool of one drive lacks none"
     uuid = several.drives[drive]
     try:
         pool_fd = _empty_directory()
     except OSError as error:
         raise SourceDamaged(
-            f"{first.source}: its pool lacks drive {drive}, and nothing can stand in for it: "
+            f"{other.source}: its pool lacks drive {drive}, and nothing can stand in for it: "
             f"{error.strerror}"
         ) from error
     device = Device(
-        kind=first.kind,
+        kind=other.kind,
         source=source or by_uuid(uuid),
-        fs_type=first.fs_type,
-        header=first.header._replace(
+        fs_type=other.fs_type,
+        header=other.header._replace(
             uuid=uuid,
             several=several._replace(drive=int(drive), draining=False),
             capacity_bytes=None,
@@ -49,7 +49,7 @@ def stand_in(first: Device, drive: DriveNo, why: str, *, source: str = "") -> De
         held_fds=[],
         usable_bytes=0,
         reserved_bytes=0,
-        read_only=first.read_only,
+        read_only=other.read_only,
     )
     device.why_missing = why
     return device

@@ -49,7 +49,7 @@ from kvfs.devices.xfs_tools import (
     note_cut_off,
     run_tool,
 )
-from kvfs.storage.run_state import RunPlace, distrust_index
+from kvfs.storage.pool_run import RunPlace, distrust_index
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ def _some_rotate(drives: Sequence[DriveBelow], where: str) -> Finding | None:
         f"{_told(slow)} {_are(slow, 'rotates', 'rotate')} and the others do not: a chain of blocks "
         "lies on all, and loads as fast as on the slowest",
         f"kvfs drive drain {where} {slow[-1].number}\nthen `kvfs drive remove` when it is empty "
-        "(drive 0 cannot be removed); one whose kernel is wrong: "
+        "(not drive 0); one whose kernel is wrong: "
         f"echo 0 > /sys/block/{slow[-1].disks[0].name}/queue/rotational",
     )
 

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kvfs.core.types import FIRST_DRIVE
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.engine.recovery.device_errors import Unreadable, WriteBack
 from kvfs.engine.recovery.lost_drives import LostDrives
@@ -80,7 +79,7 @@ class DriveWatch:
 class DeviceWatch:
     """The checks of one pool's drives. If all fail, or the one with the index, all is lost.
 
-    An index in the pool is on the first drive; one in memory needs none.
+    An index in the pool is on one drive (``Device.home``); one in memory needs none.
     """
 
     def __init__(self, pool: Pool, publishing: Publishing, lost_drives: LostDrives) -> None:
@@ -122,14 +121,14 @@ class DeviceWatch:
 
     def _why_lost(self, failed: Mapping[DriveWatch, str]) -> str:
         """Return why the pool is lost, or "", if *failed* drives have failed now."""
-        first = self.drives[FIRST_DRIVE]
-        if first in failed and not self._pool.index_dir:
-            return failed[first]
+        home = self.drives[self._pool.device.home.header.drive]
+        if home in failed and not self._pool.index_dir:
+            return failed[home]
         if failed and len(failed) == len(self._serving()):
             return next(iter(failed.values()))
         if STATE.lost:
             return "pages of its index cannot be read"
-        return self.drives[FIRST_DRIVE].write_back.index_error
+        return home.write_back.index_error
 
     def close(self) -> None:
         """End the checks; wait for those under way."""

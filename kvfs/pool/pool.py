@@ -49,7 +49,7 @@ from kvfs.storage.index_transaction import UnloggedRows
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.outliving import Outliving, UndurableTable
-from kvfs.storage.run_state import PoolRun
+from kvfs.storage.pool_run import PoolRun
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -125,7 +125,7 @@ class Pool:
                 self.durable.undurable.put_stamp(self.run.stamp)
                 self.durable.index_log.begin()
                 if self.index_dir:
-                    remove_index(INDEX, device.pool_fd, self.syscalls)
+                    remove_index(INDEX, device.home.pool_fd, self.syscalls)
             self._parts = stack.pop_all()
 
     def _open_storage(
@@ -148,6 +148,7 @@ class Pool:
         self.run = PoolRun(
             *(device.run_places, self.syscalls, self.numbers.first, index_at.in_memory),
             self.extents.lost,
+            [one.header.drive for one in device.missing],
         )
         return unlogged
 
@@ -221,6 +222,7 @@ class Pool:
             *(self.space.drives.all, self.device.pool_fds, self.index, unlogged, self.numbers),
             *(self.open.ready, self.open.inodes, self.unfinished, self.settings, self.syscalls),
             index_at=index_at,
+            outdated=self.run.outdated,
         )
         stack.callback(index_log.end)
         return index_log

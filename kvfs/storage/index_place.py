@@ -10,11 +10,12 @@ the swap was interrupted between the two, and ``index.new`` is complete.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW, INDEX_OLD, LOCK_NAME
@@ -99,17 +100,26 @@ class IndexPlace:
     """Makes room for an index of one pool, and removes those that are not needed any more."""
 
     def __init__(
-        self, pool_fd: int, pool_id: str, settings: Settings, syscalls: Syscalls, *, in_pool: bool
+        self,
+        drives: Sequence[tuple[int, str]],
+        settings: Settings,
+        syscalls: Syscalls,
+        *,
+        in_pool: bool,
     ) -> None:
-        """*in_pool*: not in the ``index_memory_dir`` of *settings*, but in the pool.
+        """*in_pool*: not in the ``index_memory_dir`` of *settings*, but on the first of *drives*.
 
-        *pool_id*: no pool that may be served at the same time has the same (``Device.index_id``).
+        *drives*: the pool's directory on each drive that is there, and what an index is called
+        after that was made when it was the first; no pool that may be served at the same time has
+        the same (``Device.index_places``).
         """
-        self._pool_fd = pool_fd
+        self._pool_fds = [pool_fd for pool_fd, _ in drives]
+        self._pool_fd = self._pool_fds[0]
         self._syscalls = syscalls
-        #: The start of the names of this pool's directories.
-        self._prefix = f"{_NAME}{hashlib.sha256(pool_id.encode()).hexdigest()[:16]}."
+        #: The start of the names of this pool's directories: the first is for a new one.
+        self._prefixes = tuple(map(_prefix, (pool_id for _, pool_id in drives)))
         self._top = settings.index_memory_dir
+        self._writes = not settings.read_only
         self.in_pool = in_pool
 
     @contextlib.contextmanager
@@ -127,11 +137,23 @@ class IndexPlace:
             settle_index(self._pool_fd, self._syscalls)
             self._syscalls.mkdir(INDEX_NEW, 0o700, dir_fd=self._pool_fd)
             return pool_index(self._pool_fd, INDEX_NEW)
-        outer = f"{self._top}/{self._prefix}{secrets.token_hex(4)}"
+        outer = self._new_outer()
         self._syscalls.mkdir(outer, _OWN_MODE)
         path = f"{outer}/{secrets.token_hex(16)}"
         self._syscalls.mkdir(path, _OWN_MODE)
         return path
+
+    def _new_outer(self) -> str:
+        return f"{self._top}/{self._prefixes[0]}{secrets.token_hex(4)}"
+
+    def move(self, path: str) -> str:
+        """Give the index in memory at *path*, and what is beside it, another path; return that.
+
+        Whoever knows the former one does not find it any more. Raises OSError.
+        """
+        before, after = os.path.dirname(path), self._new_outer()
+        os.rename(before, after)
+        return f"{after}/{os.path.basename(path)}"
 
     def finish(self, path: str) -> str:
         """Make what ``building`` left in *path* the index; return its path. Raises OSError."""
@@ -147,31 +169,65 @@ class IndexPlace:
         else:
             discard_index(path, self._syscalls)
 
+    def discard_in_pool(self) -> None:
+        """Remove the index that is in the pool. Raises OSError."""
+        remove_index(INDEX, self._pool_fd, self._syscalls)
+
     def discard_others(self, path: str) -> None:
         """Remove what this pool has in memory besides *path*: earlier servers left it.
 
-        What cannot be removed is left to the next start.
+        So is what is in the pool on other drives than the first, since another was that. What
+        cannot be removed is left to the next start.
         """
+        for pool_fd in self._pool_fds[1:] if self._writes else ():
+            with contextlib.suppress(OSError):
+                settle_index(pool_fd, self._syscalls)
+                remove_index(INDEX, pool_fd, self._syscalls)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self._top):
                 outer = f"{self._top}/{name}"
-                if name.startswith(self._prefix) and outer != os.path.dirname(path):
+                if name.startswith(self._prefixes) and outer != os.path.dirname(path):
                     self._discard_outer(outer)
 
     def _discard_outer(self, outer: str) -> None:
         with contextlib.suppress(OSError):
             if _is_ours(outer):
                 for name in os.listdir(outer):
-                    discard_index(f"{outer}/{name}", self._syscalls)
+                    if not is_used(f"{outer}/{name}"):
+                        discard_index(f"{outer}/{name}", self._syscalls)
                 with contextlib.suppress(OSError):
                     self._syscalls.rmdir(outer)
+
+
+def _prefix(pool_id: str) -> str:
+    return f"{_NAME}{hashlib.sha256(pool_id.encode()).hexdigest()[:16]}."
+
+
+def is_used(path: str) -> bool:
+    """Whether another process has the index in memory at *path* open.
+
+    A part of a pool's drives may be served while another is looked at. LMDB has a lock on its file
+    (``mdb_env_setup_locks``); nothing of this process may be open there, since the kernel would
+    take its lock for given up.
+    """
+    try:
+        fd = os.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def forget_index(pool_fd: int) -> None:
     """Remove what a killed server left of the pool's index in memory. Raises OSError."""
     syscalls = Syscalls()
     said = read_run_state(pool_fd, syscalls).index_dir
-    if said and present_index(pool_fd, said):
+    if said and present_index(pool_fd, said) and not is_used(said):
         discard_index(said, syscalls)
 
 

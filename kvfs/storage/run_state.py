@@ -1,24 +1,18 @@
 """RUN: whether the pool was stopped cleanly, and in which boot it ran last.
 
 The index is not fsynced while the server runs. So it is trusted only after a clean stop, or in the
-same boot, when the page cache still has all of it.
-
-In a pool of several drives each has a RUN, which says of which run it is. One that is of another
-run was away while the others were served, or the other way round: then nothing is trusted. So any
-drive may be missing, and none is believed that was.
+same boot, when the page cache still has all of it. What the RUNs of several drives say together is
+in pool_run.py.
 """
 
-import functools
 import json
-import logging
 import os
-import secrets
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvfs.core.errors import NO_SPACE, IndexDamaged
 from kvfs.core.pool_layout import RUN, RUN_NEW
-from kvfs.core.types import FIRST_INODE, INODE_END, NO_INODE, DriveNo, InodeNo
+from kvfs.core.types import FIRST_INODE, INODE_END, NO_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.replaced_file import replaced_file
 from kvfs.storage.syscalls import Syscalls
@@ -27,20 +21,7 @@ _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SIZE_MAX_BYTES: Final = 4096
 _AGES_MAX_NS: Final = 1 << 62
 _LOGGED_END: Final = 1 << 63
-_RUN_BYTES: Final = 8
-_log: Final = logging.getLogger(__name__)
-
-
-class RunPlace(NamedTuple):
-    """A drive that has a RUN: its directory.
-
-    ``superblock`` identifies the file system that a directory is on now (devices/directory.py); it
-    is empty if the file system's log was checked instead.
-    """
-
-    drive: DriveNo
-    pool_fd: int
-    superblock: str
+_NUMBER_END: Final = 1 << 62
 
 
 class RunState(NamedTuple):
@@ -65,9 +46,12 @@ class RunState(NamedTuple):
     ``doubtful_below``: blocks with a lower inode number existed when the device may have lost bytes
     that it had confirmed, and not all have been compared with their checksums since; 0: none.
 
-    ``run``: which run wrote it, if the pool has several drives; else empty.
+    ``run``: which run wrote it, if the pool has several drives; else empty. ``number``: a later
+    one has a higher number.
 
     ``stale``: this drive was away in a run before, and was not swept since.
+
+    ``lost``: the drives that were away in this run, or have failed since it began.
     """
 
     boot_id: str
@@ -80,7 +64,9 @@ class RunState(NamedTuple):
     logged: int = 0
     index_dir: str = ""
     run: str = ""
+    number: int = 0
     stale: bool = False
+    lost: tuple[int, ...] = ()
 
     @property
     def of_this_boot(self) -> bool:
@@ -108,73 +94,13 @@ def read_run_state(pool_fd: int, syscalls: Syscalls, superblock: str = "") -> Ru
     """Return what RUN says. An unreadable file counts as not clean and of an unknown boot.
 
     So does a missing one if inode numbers were ever given out, since the pool ran then.
-    *superblock* is that of ``RunPlace``.
+    *superblock* is that of ``RunPlace`` (pool_run.py).
     """
-    state = _stated(pool_fd, syscalls, superblock)
-    return state or RunState("", clean=_never_ran(pool_fd, syscalls))
+    state = stated(pool_fd, syscalls, superblock)
+    return state or RunState("", clean=never_ran(pool_fd, syscalls))
 
 
-def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
-    """Return what the RUNs of a pool's drives say together. Raises OSError.
-
-    A clean stop writes them when all is on the drives, so one that says so is right for its run.
-    """
-    if not places[1:]:
-        return read_run_state(places[0].pool_fd, syscalls, places[0].superblock)
-    found = _all_stated(places, syscalls)
-    said = [state for state in found if state is not None]
-    if not said:
-        return RunState("", clean=all(_never_ran(place.pool_fd, syscalls) for place in places))
-    runs = {state.run for state in said}
-    #: The version before wrote one RUN, which says nothing of its run, on the first drive.
-    is_one = len(runs) == 1 and (runs == {""} or len(said) == len(found))
-    is_clean = is_one and any(state.clean for state in said)
-    stale = _stale_among(places, found)
-    there = [
-        state
-        for place, state in zip(places, found, strict=True)
-        if state is not None and place.drive not in stale
-    ]
-    best = max(there, key=lambda state: (state.clean == is_clean, state.of_this_boot))
-    moved = any(state.moved for state in said)
-    return best._replace(
-        clean=is_clean,
-        copied=not is_one or any(state.copied for state in said),
-        moved=moved,
-        doubtful_below=max(state.doubtful_below for state in said),
-        logged=best.logged if is_clean and not moved else 0,
-        index_dir="" if moved else best.index_dir,
-    )
-
-
-def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[DriveNo]:
-    """Return the drives that were away while the others were served. Raises OSError."""
-    return _stale_among(places, _all_stated(places, syscalls)) if places[1:] else frozenset()
-
-
-def _all_stated(places: Sequence[RunPlace], syscalls: Syscalls) -> list[RunState | None]:
-    return [_stated(place.pool_fd, syscalls, place.superblock) for place in places]
-
-
-def _stale_among(
-    places: Sequence[RunPlace], found: Sequence[RunState | None]
-) -> frozenset[DriveNo]:
-    """Return the drives of *places*, with the RUNs *found*, that were away.
-
-    Those are of another run than the first drive, without which nothing is served, or say that they
-    were not swept since. One without a RUN has not run yet.
-    """
-    if found[0] is None:
-        return frozenset()
-    run = found[0].run
-    return frozenset(
-        place.drive
-        for place, state in zip(places[1:], found[1:], strict=True)
-        if state is not None and (state.stale or state.run != run)
-    )
-
-
-def _stated(pool_fd: int, syscalls: Syscalls, superblock: str) -> RunState | None:
+def stated(pool_fd: int, syscalls: Syscalls, superblock: str) -> RunState | None:
     """Return what RUN says; None if there is none."""
     try:
         fd = syscalls.open(RUN, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pool_fd)
@@ -198,12 +124,21 @@ def _stated(pool_fd: int, syscalls: Syscalls, superblock: str) -> RunState | Non
             logged=_logged(state) if clean and not moved else 0,
             index_dir="" if moved else _index_dir(state),
             run=str(state.get("run", "")),
+            number=_counted(state.get("number", 0)),
             stale=state.get("stale") is True,
+            lost=tuple(map(_counted, state.get("lost", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return RunState("", clean=False)
     finally:
         syscalls.close(fd)
+
+
+def _counted(found: object) -> int:
+    """Return a number of a run or of a drive in RUN. Raises ValueError if it is impossible."""
+    if not isinstance(found, int) or not 0 <= found < _NUMBER_END:
+        raise ValueError(found)
+    return found
 
 
 def _age_base_ns(state: dict[str, object]) -> int | None:
@@ -240,7 +175,8 @@ def run_stamp(pool_fd: int, syscalls: Syscalls) -> int:
     return status.st_ctime_ns ^ status.st_ino
 
 
-def _never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
+def never_ran(pool_fd: int, syscalls: Syscalls) -> bool:
+    """Whether no inode number was ever given out there. Raises OSError."""
     try:
         numbers = InodeNumbers((pool_fd,), syscalls, read_only=True)
     except IndexDamaged:
@@ -261,7 +197,9 @@ def write_run_state(
     logged: int = 0,
     index_dir: str = "",
     run: str = "",
+    number: int = 0,
     stale: bool = False,
+    lost: Sequence[int] = (),
 ) -> None:
     """Replace RUN durably; in place if there is no space for a second one. Raises OSError."""
     state = {
@@ -275,8 +213,9 @@ def write_run_state(
         "age_base_ns": age_base_ns,
         "logged": logged,
         "index": index_dir,
-        **({"run": run} if run else {}),
+        **({"run": run, "number": number} if run else {}),
         **({"stale": True} if stale else {}),
+        **({"lost": sorted(lost)} if lost else {}),
     }
     text = json.dumps(state)
     try:
@@ -307,157 +246,19 @@ def _overwrite(pool_fd: int, syscalls: Syscalls, text: str) -> None:
         syscalls.close(fd)
 
 
-def new_run(places: Collection[RunPlace]) -> str:
-    """Return what a run calls itself on *places*; nothing in a pool of one drive."""
-    return secrets.token_hex(_RUN_BYTES) if len(places) > 1 else ""
+def distrust(pool_fd: int, superblock: str, syscalls: Syscalls) -> None:
+    """Leave in RUN nothing but which run it is of, if it says so. Raises OSError.
 
-
-def on_each(
-    places: Sequence[RunPlace], do: Callable[[RunPlace], None], *, all_of_them: bool
-) -> None:
-    """Call *do* for each of *places*, whatever it raises.
-
-    Raises an OSError that it raised if *all_of_them* must go well, or if none did.
+    In place, which needs no space and has no half-written state. A missing RUN means the same.
     """
-    errors: list[OSError] = []
-    for place in places:
-        try:
-            do(place)
-        except OSError as error:
-            errors.append(error)
-            _log.warning("drive %d: RUN is as it was: %s", place.drive, error)
-    if errors and (all_of_them or len(errors) == len(places)):
-        raise errors[0]
-
-
-class PoolRun:
-    """One run of a pool, from its start to its stop. Until a clean stop RUN says not clean."""
-
-    def __init__(
-        self,
-        places: Sequence[RunPlace],
-        syscalls: Syscalls,
-        end: InodeNo,
-        index_dir: str,
-        lost: Container[DriveNo] = (),
-    ) -> None:
-        """Read how the last run ended; all inodes have numbers below *end*. Raises OSError.
-
-        *places* have a RUN, but for those *lost*, which have failed since. *index_dir* is that of
-        the index in memory, empty if it is in the pool. If the index is not trusted, any of the
-        pool's blocks may have lost bytes.
-        """
-        self._all_places = places
-        self._lost = lost
-        self._syscalls = syscalls
-        self._index_dir = index_dir
-        self._former = former = read_pool_run(places, syscalls)
-        #: The drives that were away in the last run: no file there is believed that the index does
-        #: not know. They stay so until they were swept (``believe``).
-        self.stale = stale_drives(places, syscalls)
-        self._run = new_run(places)
-        self.stamp = run_stamp(places[0].pool_fd, syscalls)
-        #: Whether the pool ran last in this boot; makers from another boot are dead.
-        self.same_boot = former.of_this_boot
-        #: See ``RunState.doubtful_below``.
-        self.doubtful_below = former.doubtful_below if former.trusted else end
-        #: The base of the age clock, if the last run was in this boot.
-        self.age_base_ns = former.present_age_base_ns
-
-    @property
-    def _places(self) -> list[RunPlace]:
-        return [place for place in self._all_places if place.drive not in self._lost]
-
-    def believe(self, age_base_ns: int) -> None:
-        """Write RUN on the stale drives, which have been swept: they are as the others now.
-
-        Raises OSError.
-        """
-        stale, self.stale = self.stale, frozenset()
-        places = [place for place in self._places if place.drive in stale]
-        if places:
-            self._write(places, age_base_ns, clean=False)
-
-    def begin(self, age_base_ns: int, *, follows: bool) -> None:
-        """Write RUN: the pool runs. Raises OSError.
-
-        A server that *follows* the one that wrote RUN, and has its tables, leaves a RUN that says
-        the same. The last one made it durable before it served, and a drive that answers nothing
-        now would keep this one from serving.
-        """
-        if follows:
-            self._run = self._former.run
-        present = RunState(
-            present_boot_id(),
-            clean=False,
-            doubtful_below=self.doubtful_below,
-            age_base_ns=age_base_ns,
-            index_dir=self._index_dir,
-            run=self._run,
-        )
-        if not follows or self._former != present:
-            # On all of them: one that still said clean would be believed, were it alone some day.
-            self.write(age_base_ns, clean=False)
-
-    def write(
-        self, age_base_ns: int, *, clean: bool, strays: bool = False, logged: int = 0
-    ) -> None:
-        """Write RUN: whether the run stopped cleanly, and left *strays*. Raises OSError.
-
-        *age_base_ns* is the base of the age clock in this boot, *logged* the batch that leads to
-        the index as it is.
-        """
-        self._write(self._places, age_base_ns, clean=clean, strays=strays, logged=logged)
-        self.stamp = run_stamp(self._places[0].pool_fd, self._syscalls)
-
-    def _write(
-        self,
-        places: Sequence[RunPlace],
-        age_base_ns: int,
-        *,
-        clean: bool,
-        strays: bool = False,
-        logged: int = 0,
-    ) -> None:
-        def write(place: RunPlace) -> None:
-            write_run_state(
-                place.pool_fd,
-                self._syscalls,
-                clean=clean,
-                strays=strays,
-                superblock=place.superblock,
-                doubtful_below=self.doubtful_below,
-                age_base_ns=age_base_ns,
-                logged=logged,
-                index_dir="" if clean else self._index_dir,
-                run=self._run,
-                stale=place.drive in self.stale,
-            )
-
-        on_each(places, write, all_of_them=not clean)
-
-    def distrust(self) -> None:
-        """Make sure that the next start does not trust the index. Raises OSError."""
-        distrust_index(self._places, self._syscalls)
-
-
-def distrust_index(places: Sequence[RunPlace], syscalls: Syscalls) -> None:
-    """Make sure that the next start does not trust the index, unless the pool was stopped cleanly.
-
-    For when the page cache cannot be trusted: a sync failed, or the file system was cut off.
-    Empties RUN in place, which needs no space and has no half-written state. Raises OSError.
-    """
-    if not read_pool_run(places, syscalls).clean:
-        stale = stale_drives(places, syscalls)  # an empty RUN would not say so any more
-        there = [place for place in places if place.drive not in stale]
-        on_each(there, functools.partial(_empty, syscalls), all_of_them=True)
-
-
-def _empty(syscalls: Syscalls, place: RunPlace) -> None:
-    try:
-        fd = syscalls.open(RUN, os.O_WRONLY | os.O_CLOEXEC, dir_fd=place.pool_fd)
-    except FileNotFoundError:
-        return  # a missing RUN means the same
+    said = stated(pool_fd, syscalls, superblock)
+    if said is None:
+        return
+    if said.run:
+        run = {"run": said.run, "number": said.number, "stale": said.stale, "lost": said.lost}
+        _overwrite(pool_fd, syscalls, json.dumps({"boot_id": "", "clean": False, **run}))
+        return
+    fd = syscalls.open(RUN, os.O_WRONLY | os.O_CLOEXEC, dir_fd=pool_fd)
     try:
         syscalls.ftruncate(fd, 0)
         syscalls.fsync(fd)

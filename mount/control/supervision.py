@@ -45,16 +45,21 @@ FORMATS: Final = {
 
 #: What a server of several drives writes beside those: an older one knows one drive alone.
 _FORMATS_OF_SEVERAL: Final = {"list of drives": 1}
+#: And one that goes on without the first drive: an older one needs that.
+_FORMATS_WITHOUT_FIRST: Final = {"list of drives without the first": 1}
 
 
 def formats_of(device: Device) -> Mapping[str, int]:
     """Return the formats that a server of the pool on *device* writes."""
-    return FORMATS | _FORMATS_OF_SEVERAL if device.more else FORMATS
+    if not device.more:
+        return FORMATS
+    several = FORMATS | _FORMATS_OF_SEVERAL
+    return several | _FORMATS_WITHOUT_FIRST if device.why_missing else several
 
 
 def require_formats(theirs: Mapping[str, int]) -> None:
     """Raise FormatUnknown unless this version can take over from a server that uses *theirs*."""
-    known = FORMATS | _FORMATS_OF_SEVERAL
+    known = FORMATS | _FORMATS_OF_SEVERAL | _FORMATS_WITHOUT_FIRST
     for name in FORMATS.keys() | theirs.keys():
         if theirs.get(name) != known.get(name):
             raise FormatUnknown(

@@ -296,7 +296,7 @@ class PassthroughPath:
     def _try_one(self) -> BackingId:
         """Register some file of the pool. Raises OSError."""
         # Any regular file on the backing file system will do.
-        fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._device.pool_fd)
+        fd = os.open(INODES, os.O_PATH | os.O_CLOEXEC, dir_fd=self._device.home.pool_fd)
         try:
             return kernel.open_backing(self._device_fd, fd)
         finally:

@@ -14,7 +14,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvfs.core.mount_name import RUN_DIRECTORY
@@ -115,26 +115,39 @@ def _close(fillers: list[int]) -> None:
         os.close(fillers.pop())
 
 
-def remembered(pool_fd: int) -> int | None:
-    """Return the minor number of the pool's last mount; None if it is not known."""
+def remembered(pool_fds: Iterable[int]) -> int | None:
+    """Return the minor number of the pool's last mount; None if it is not known.
+
+    *pool_fds* are the directories of its drives: the one that was written last counts.
+    """
+    found = (_remembered_on(pool_fd) for pool_fd in pool_fds)
+    return max((one for one in found if one is not None), default=(0, None))[1]
+
+
+def _remembered_on(pool_fd: int) -> tuple[int, int] | None:
+    """Return when DEVICE was written on one drive, in ns, and what it says; None if nothing."""
     try:
         fd = os.open(DEVICE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=pool_fd)
     except OSError:
         return None
     try:
-        minor = int(os.read(fd, _FILE_BYTES))
+        minor, written_ns = int(os.read(fd, _FILE_BYTES)), os.fstat(fd).st_mtime_ns
     except (OSError, ValueError):
         return None
     finally:
         os.close(fd)
-    return minor if 0 < minor <= _MINOR_MAX else None
+    return (written_ns, minor) if 0 < minor <= _MINOR_MAX else None
 
 
 def remember(
-    pool_fd: int, present: int | None, before: int | None, *, read_only: bool
+    pool_fds: Collection[int], present: int | None, before: int | None, *, read_only: bool
 ) -> DeviceNumber:
-    """Save in the pool that its mount has the minor number *present*; log if it was another."""
-    if present is None or present == before:
+    """Save on all drives that the mount has the minor number *present*; log if it was another."""
+    if present is None:
+        return DeviceNumber(present, None)
+    for pool_fd in () if read_only else pool_fds:
+        _remember_on(pool_fd, present)
+    if present == before:
         return DeviceNumber(present, None)
     if before is not None:
         _log.info(
@@ -142,10 +155,16 @@ def remember(
             present,
             before,
         )
-    if not read_only:
-        try:
-            with replaced_file(pool_fd, Syscalls(), DEVICE, DEVICE_NEW, durable=True) as fd:
-                os.write(fd, b"%d\n" % present)
-        except OSError as error:
-            _log.warning("DEVICE cannot be written: %s", error.strerror)
     return DeviceNumber(present, before)
+
+
+def _remember_on(pool_fd: int, present: int) -> None:
+    """Have DEVICE on one drive say *present*; nothing is written if it does."""
+    found = _remembered_on(pool_fd)
+    if found is not None and found[1] == present:
+        return
+    try:
+        with replaced_file(pool_fd, Syscalls(), DEVICE, DEVICE_NEW, durable=True) as fd:
+            os.write(fd, b"%d\n" % present)
+    except OSError as error:
+        _log.warning("DEVICE cannot be written: %s", error.strerror)

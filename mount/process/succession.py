@@ -122,18 +122,15 @@ def _tables(settings: Settings) -> Succession:
 def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     """Take what the last server left. Raises FormatUnknown, ServeFailed, SourceForeign."""
     given = held.given
-    for name in (_DEVICE_FILE, _POOL, _HANDLES, _JOURNAL, _NOTES):
+    for name in (_DEVICE_FILE, _HANDLES, _JOURNAL, _NOTES):
         if name not in given:
             raise ServeFailed(f"the supervisor does not hold {name}: nobody can take over")
     outliving = _outliving(held, settings)
     note = outliving.notes.get(_DEVICE_NOTE)
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
-    notes = outliving.notes.get(_MORE_NOTE) or ()
-    first = _inherited(given, FIRST_DRIVE, note)
-    more = enumerate(notes, 1)
-    others = [_inherited_if_usable(given, first, DriveNo(drive), one) for drive, one in more]
-    first, *others = _without_removed(held, in_order([first, *others]))
+    notes = (note, *(outliving.notes.get(_MORE_NOTE) or ()))
+    first, *others = _drives(held, notes)
     first.take_in(others, settings.capacity_bytes)
     if not settings.read_only:
         bring_up_to_date(first)
@@ -143,47 +140,59 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     )
 
 
-def _inherited(given: Mapping[str, int], drive: DriveNo, note: Noted) -> Device:
-    """Return a drive that the last server left. Raises ServeFailed, SourceForeign."""
-    prefix = _DRIVE.format(drive) if drive else ""
-    if (pool_fd := given.get(f"{prefix}{_POOL}")) is None:
-        raise ServeFailed(f"the supervisor does not hold drive {drive}: nobody can take over")
-    claim = f"{prefix}{_CLAIM}"
-    claims = [fd for name, fd in sorted(given.items()) if name.startswith(claim)]
-    return inherit_device(note, pool_fd, claims)
+def _drives(held: HeldFiles, notes: Sequence[Noted]) -> list[Device]:
+    """Return the drives that the last server left, by number, of which it noted *notes*.
 
-
-def _inherited_if_usable(
-    given: Mapping[str, int], first: Device, drive: DriveNo, note: Noted
-) -> Device:
-    """Return *drive*, which is not the *first*, or a stand-in if it failed or was missing.
-
-    What the supervisor holds of one that failed stays open as long as the mount, as clients may
-    have its files open. Raises ServeFailed, SourceForeign, SourceDamaged.
+    One that failed or was missing has a stand-in. What the supervisor holds of one that failed
+    stays open as long as the mount, as clients may have its files open; nobody holds any more what
+    was removed. Raises ServeFailed, SourceForeign, SourceDamaged.
     """
-    source = note[1]
-    pool_fd = given.get(f"{_DRIVE.format(drive)}{_POOL}")
+    if not notes[1:]:
+        if _POOL not in held.given:
+            raise ServeFailed(f"the supervisor does not hold {_POOL}: nobody can take over")
+        return [_inherited(held.given, FIRST_DRIVE, notes[0])]
+    found, why = list[Device](), dict[DriveNo, str]()
+    for drive, note in ((DriveNo(number), note) for number, note in enumerate(notes)):
+        if why_not := _why_unusable(held.given, drive):
+            why[drive] = why_not
+        else:
+            found.append(_inherited(held.given, drive, note))
+    if not found:
+        raise ServeFailed(f"nobody can take over: drive {FIRST_DRIVE}: {why[FIRST_DRIVE]}")
+    found = in_order(found)
+    other = found[0]
+    why |= dict.fromkeys(map(DriveNo, other.header.membership.removed), REMOVED)
+    there = {one.header.drive: one for one in found if one.header.drive not in why}
+    for drive, reason in why.items():
+        if reason == REMOVED:
+            _let_go(held, drive)
+        source = "" if reason == REMOVED else notes[drive][1]
+        there[drive] = stand_in(other, drive, reason, source=source)
+    return [there[drive] for drive in sorted(there)]
+
+
+def _why_unusable(given: Mapping[str, int], drive: DriveNo) -> str:
+    """Return why a server can not go on with *drive*, or ""."""
+    pool_fd = given.get(f"{_prefix(drive)}{_POOL}")
     if pool_fd is None:
-        return stand_in(first, drive, "it was missing when the pool was mounted", source=source)
+        return "it was missing when the pool was mounted"
     try:
         Syscalls().check_alive(pool_fd)
     except OSError as error:
-        why = f"its file system has failed: {error.strerror}"
-        return stand_in(first, drive, why, source=source)
-    return _inherited(given, drive, note)
+        return f"its file system has failed: {error.strerror}"
+    return ""
 
 
-def _without_removed(held: HeldFiles, drives: Sequence[Device]) -> list[Device]:
-    """Return *drives* with a stand-in for each that was removed, which nobody holds any more.
+def _inherited(given: Mapping[str, int], drive: DriveNo, note: Noted) -> Device:
+    """Return a drive that the last server left. Raises SourceForeign, FormatUnknown."""
+    claim = f"{_prefix(drive)}{_CLAIM}"
+    claims = [fd for name, fd in sorted(given.items()) if name.startswith(claim)]
+    return inherit_device(note, given[f"{_prefix(drive)}{_POOL}"], claims)
 
-    Raises SourceDamaged.
-    """
-    for drive in [one for one in drives if one.header.is_removed]:
-        _let_go(held, drive.header.drive)
-    return [
-        stand_in(drives[FIRST_DRIVE], one.header.drive, REMOVED) if one.header.is_removed else one
-        for one in drives
-    ]
+
+def _prefix(drive: int) -> str:
+    """Return what the names of *drive*'s files begin with, as the supervisor holds them."""
+    return _DRIVE.format(drive) if drive != FIRST_DRIVE else ""
 
 
 def _let_go(held: HeldFiles, drive: int) -> None:
@@ -192,8 +201,8 @@ def _let_go(held: HeldFiles, drive: int) -> None:
     It was removed; or the last server was killed while it was added, and there is no note of it.
     The last close unmounts it, which waits until all is written there.
     """
-    prefix = _DRIVE.format(drive)
-    names = [name for name in held.given if name.startswith(prefix)]
+    prefixes = tuple(f"{_prefix(drive)}{kind}" for kind in (_POOL, _CLAIM))
+    names = [name for name in held.given if name.startswith(prefixes)]
     for name in names:
         held.drop(name)
     fds = [held.given.pop(name) for name in names]
@@ -254,7 +263,6 @@ def leave_one_more(held: HeldFiles, notes: Notes, device: Device, more: Device) 
 
 def _hold(held: HeldFiles, drive: int, one: Device) -> bool:
     """Have the files of *drive* held; whether the supervisor takes them."""
-    prefix = _DRIVE.format(drive) if drive else ""
     for number, fd in enumerate(one.held_fds):
-        held.hold(f"{prefix}{_CLAIM}{number}", fd)
-    return held.hold(f"{prefix}{_POOL}", one.pool_fd)
+        held.hold(f"{_prefix(drive)}{_CLAIM}{number}", fd)
+    return held.hold(f"{_prefix(drive)}{_POOL}", one.pool_fd)

@@ -97,14 +97,17 @@ def test_drives_are_opened_in_the_order_of_their_numbers(place: Path) -> None:
 
 
 def test_a_drive_of_several_is_not_taken_for_the_pool(place: Path) -> None:
-    """The first goes on without the other, unless all are wanted; no other does."""
+    """It goes on without the other, unless all are wanted."""
     drives = pool_of(place, "drive", 2)
     for number, path in enumerate(drives):
         missing = rf"is drive {number} of a pool of 2, and drive {1 - number} \(UUID .*cannot be"
         with pytest.raises(SourceMissing, match=missing):
-            open_source(path, all_drives=number == 0)
+            open_source(path, all_drives=True)
         with pytest.raises(SourceMissing, match=missing):
-            open_drives([path], all_drives=number == 0)
+            open_drives([path], all_drives=True)
+        with contextlib.closing(open_source(path)) as device:
+            assert [one.header.drive for one in device.missing] == [1 - number]
+            assert device.home.source == path
 
 
 def test_only_all_drives_of_one_pool_are_one(place: Path) -> None:

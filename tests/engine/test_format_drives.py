@@ -23,7 +23,8 @@ from kvfs.devices.pool_drives import SERVED_DRIVES_MAX
 from kvfs.devices.pool_files import new_headers
 from kvfs.devices.xfs_tools import is_cut_off_noted, note_cut_off
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import read_pool_run, write_run_state
+from kvfs.storage.pool_run import read_pool_run
+from kvfs.storage.run_state import write_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.devices.pools import DRIVE_BYTES, MIB, Source, refused, untouched
 from tests.support.mounts.mounting import own_tmpfs, workplace

@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvfs.core.types import ROOT_INODE
 from kvfs.devices import destroy_source
+from kvfs.storage.index_place import is_used
 from tests.support.mounts.mounting import mounted_at, workplace
 from tests.support.store.stores import MIB, Host, get, host, put, settle, tree
 
@@ -142,3 +145,26 @@ def test_names_that_memory_has_no_room_for_take_the_place_of_others() -> None:
         assert running.check().problems == []
         running.start()
         running.stop()
+
+
+def test_an_index_that_another_process_has_open_is_left_alone(running: Host) -> None:
+    """Another part of a pool of several drives may be served, from what the same RUN names."""
+    put(running.store, ROOT_INODE, b"a", b"x")
+    running.kill()
+    path = running.index_path()
+    code = "import lmdb, sys; held = lmdb.open(sys.argv[1], create=False); print(); input()"
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        assert is_used(str(path))
+        running.start()
+        assert running.index_path() != path
+        assert (path / "data.mdb").exists()
+        running.stop()
+        assert (path / "data.mdb").exists()
+        other.communicate(b"\n")
+    assert not is_used(str(path))
+    running.start()
+    running.stop()
+    assert not path.exists()

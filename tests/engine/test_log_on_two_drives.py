@@ -260,6 +260,7 @@ def test_a_drive_that_fails_is_replaced_by_a_third(pool: Host, guard: LoopGuard)
         tick_until_logged_on(pool.store, [0, 2])
         pool.stop()
     without(pool.drives[0] / "log")
+    pool.unnamed.add(1)
     assert pool.start().describe()["reconcile"]["share"] == 1.0
 
 

@@ -19,13 +19,8 @@ from kvfs.core.records import (
 )
 from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import (
-    RunPlace,
-    RunState,
-    distrust_index,
-    read_run_state,
-    write_run_state,
-)
+from kvfs.storage.pool_run import RunPlace, distrust_index
+from kvfs.storage.run_state import RunState, read_run_state, write_run_state
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.loop_guard import LoopGuard
 from tests.support.store.stores import (

@@ -12,7 +12,14 @@ import pytest
 
 from kvfs.core.types import ROOT_INODE, DriveNo
 from kvfs.storage.inode_numbers import InodeNumbers
-from kvfs.storage.run_state import PoolRun, RunPlace, distrust_index, read_pool_run, stale_drives
+from kvfs.storage.pool_run import (
+    PoolRun,
+    RunPlace,
+    distrust_index,
+    latest_places,
+    read_pool_run,
+    stale_drives,
+)
 from kvfs.storage.syscalls import Syscalls
 from tests.support.store.stores import MIB, Host, host, put, settle, tree
 
@@ -86,7 +93,7 @@ def test_one_that_was_away_is_not_believed_nor_are_the_others(
     assert state.logged == 0
     assert not state.moved
     run = ran(places, clean=clean)
-    assert run.stale == ({away} if away else {1, 2}), "nothing is served without the first"
+    assert run.stale == {away}, "the later run counts"
     state = read_pool_run(places, Syscalls())
     assert (state.trusted, state.clean) == (True, clean), "the index knows what is there since"
     stale = run.stale
@@ -144,6 +151,73 @@ def test_a_server_that_follows_is_of_the_same_run(places: list[RunPlace]) -> Non
     assert {said(places, drive)["run"] for drive in range(_DRIVES)} == {run}
 
 
+@pytest.mark.parametrize("failed", [0, 1, 2])
+@pytest.mark.parametrize("clean", [True, False])
+def test_one_that_failed_meanwhile_is_not_believed(
+    places: list[RunPlace], failed: int, *, clean: bool
+) -> None:
+    """One of the others that says so is enough."""
+    lost: set[DriveNo] = set()
+    run = ran(places, clean=False, lost=lost)
+    lost.add(DriveNo(failed))
+    told = next(place for place in places if place.drive != failed)
+    stamp = run.stamp
+    run.note_lost(told.drive, 0)
+    assert (run.stamp != stamp) == (told.drive == (0 if failed else 1))
+    if clean:
+        run.write(0, clean=True, logged=7)
+    assert stale_drives(places, Syscalls()) == {failed}
+    state = read_pool_run(places, Syscalls())
+    assert (state.trusted, state.lost) == (False, (failed,))
+    others = [place for place in places if place.drive != failed]
+    state = read_pool_run(others, Syscalls())
+    assert (state.trusted, state.clean) == (True, clean), "the others were there all the time"
+    assert latest_places(places, Syscalls()) == others
+    run = ran(places, clean=False)
+    assert run.stale == {failed}
+    run.believe(0)
+    assert not stale_drives(places, Syscalls())
+
+
+def test_after_the_stop_nothing_is_noted(places: list[RunPlace]) -> None:
+    lost: set[DriveNo] = set()
+    run = ran(places, clean=True, lost=lost)
+    lost.add(DriveNo(2))
+    run.note_lost(DriveNo(1), 0)
+    assert read_pool_run(places, Syscalls()).clean
+
+
+def test_a_server_that_follows_says_which_drives_are_lost(places: list[RunPlace]) -> None:
+    lost: set[DriveNo] = set()
+    run = ran(places, clean=False, lost=lost)
+    lost.add(DriveNo(0))
+    for place in places[1:]:
+        run.note_lost(place.drive, 0)
+    former = read_pool_run(places[1:], Syscalls())
+    before = run_of(places, 1).read_bytes()
+    follower = PoolRun(places[1:], Syscalls(), former.doubtful_below, _INDEX, set(), [DriveNo(0)])
+    follower.begin(0, follows=True)
+    assert run_of(places, 1).read_bytes() == before, "nothing is new"
+    assert stale_drives(places, Syscalls()) == {0}
+
+
+def test_of_two_halves_that_ran_alone_the_later_counts(places: list[RunPlace]) -> None:
+    ran(places, clean=True)
+    ran(places[1:], clean=True)
+    run = ran([places[0], places[2]], clean=True)
+    assert stale_drives(places, Syscalls()) == {0, 1}, "one was not swept yet"
+    run.believe(0)
+    assert stale_drives(places, Syscalls()) == stale_drives(places[:2], Syscalls()) == {1}
+
+
+def test_what_is_distrusted_says_still_which_run_it_is_of(places: list[RunPlace]) -> None:
+    ran(places, clean=True)
+    ran(places[1:], clean=False)
+    distrust_index(places[1:], Syscalls())
+    assert stale_drives(places, Syscalls()) == {0}
+    assert not read_pool_run(places[1:], Syscalls()).trusted
+
+
 def test_distrust_is_for_all_of_them(places: list[RunPlace]) -> None:
     ran(places, clean=False)
     distrust_index(places, Syscalls())
@@ -161,9 +235,10 @@ def test_a_drive_that_fails_is_left_out(places: list[RunPlace]) -> None:
     lost.add(DriveNo(0))
     run.write(0, clean=True, strays=True, logged=7)
     assert said(places, 0) == before
-    state = read_pool_run(places, Syscalls())
+    state = read_pool_run(places[1:], Syscalls())
     assert state.clean
     assert state.strays
+    assert not read_pool_run(places, Syscalls()).trusted, "it may have lost what it had"
 
 
 def test_the_version_before_wrote_one_of_them(places: list[RunPlace]) -> None:

@@ -61,10 +61,10 @@ class Drains:
     def require_removable(self, drive: PoolDrive, *, now: bool) -> None:
         """Raise DriveNeeded unless *drive* may be removed, and is empty or *now* given up."""
         number = drive.number
-        if number == FIRST_DRIVE:
+        if number == FIRST_DRIVE and not drive.has_failed:
             raise DriveNeeded(
-                "drive 0 has what is of the whole pool, and cannot be removed: with `kvfs drive "
-                "drain` it holds no blocks; a pool without it is a new one (`kvfs mkfs`)"
+                "drive 0 has the files of directories, and cannot be removed unless it has failed "
+                "or is missing: with `kvfs drive drain` it holds no blocks"
             )
         if not drive.has_failed:
             self.require_spared(drive)

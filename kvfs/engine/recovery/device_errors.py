@@ -23,7 +23,7 @@ import numpy as np
 
 from kvfs.core.errors import Damaged, KvfsError, NoSpace
 from kvfs.core.records import INODE_PREFIX, inode_key, parse_inodes
-from kvfs.core.types import FIRST_DRIVE, SECOND_NS, InodeNo, InodeRecord
+from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
 from kvfs.engine.blocks.publishing import Publishing
 from kvfs.pool.departures import RecentlyRemoved
 from kvfs.pool.open.open_inodes import OpenInodes
@@ -166,7 +166,7 @@ class WriteBack:
         """Write back what is left and ask for errors, in the thread."""
         pool = self._pool
         try:
-            if self._drive.number == FIRST_DRIVE:
+            if self._pool_fd == pool.device.home.pool_fd:
                 pool.index.sync()
         except (KvfsError, OSError) as error:
             return WriteBackResult(begun_at, OSError(str(error)), of_index=True)

@@ -36,6 +36,7 @@ from kvfs.storage.index import Index
 from kvfs.storage.index_place import (
     IndexAt,
     IndexPlace,
+    is_used,
     present_index,
     remove_index,
     settle_index,
@@ -44,17 +45,17 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.kept_aside import Quarantine, StrayFiles
 from kvfs.storage.lmdb_file import verify_data_file
 from kvfs.storage.memory_files import MemoryFiles
-from kvfs.storage.row_log import forget_log
-from kvfs.storage.run_state import (
+from kvfs.storage.pool_run import (
     RunPlace,
-    RunState,
     distrust_index,
+    latest_places,
     new_run,
     on_each,
     read_pool_run,
     stale_drives,
-    write_run_state,
 )
+from kvfs.storage.row_log import forget_log
+from kvfs.storage.run_state import RunState, write_run_state
 from kvfs.storage.syscalls import Syscalls
 
 
@@ -78,7 +79,7 @@ def _found_in_memory(device: Device, syscalls: Syscalls) -> MemoryFiles | None:
     """Return the extents that a killed server left in memory, beside its index."""
     state = read_pool_run(device.run_places, syscalls)
     said = state.index_dir if state.of_this_boot else ""
-    path = present_index(device.pool_fd, said) if said else None
+    path = present_index(device.home.pool_fd, said) if said and not is_used(said) else None
     return MemoryFiles.found(path or "", len(device.pool_fds), syscalls)
 
 
@@ -95,8 +96,9 @@ class _Check:
         *,
         repair: bool,
     ) -> None:
-        self._pool_fd, self._pool_fds = device.pool_fd, device.pool_fds
-        self._place = IndexPlace(device.pool_fd, device.index_id, settings, syscalls, in_pool=False)
+        self._pool_fd, self._pool_fds = device.home.pool_fd, device.pool_fds
+        self._there = [one.pool_fd for one in device.there]
+        self._place = IndexPlace(device.index_places, settings, syscalls, in_pool=False)
         #: Where the index is; empty until that is known.
         self._path = ""
         #: Whether it is in memory, and not needed after this.
@@ -118,6 +120,7 @@ class _Check:
     def run(self) -> FsckReport:
         state = read_pool_run(self._run_places, self._syscalls)
         self._said_clean = state.clean
+        self._state = state
         self._stale = stale_drives(self._run_places, self._syscalls)
         self._doubtful_below = state.doubtful_below
         self._age_base_ns = state.present_age_base_ns
@@ -210,9 +213,12 @@ class _Check:
 
     def _find_index(self, state: RunState) -> None:
         """Find the index, or load it from its log as a start does. Raises IndexDamaged."""
-        path = present_index(self._pool_fd, state.index_dir if state.of_this_boot else "")
+        said = state.index_dir if state.of_this_boot else ""
+        path = None if said and is_used(said) else present_index(self._pool_fd, said)
         if path is None:
-            restored = restore_index(self._pool_fds, self._place, self._settings, self._syscalls)
+            latest = latest_places(self._run_places, self._syscalls)
+            pool_fds = [one.pool_fd for one in latest]
+            restored = restore_index(pool_fds, self._place, self._settings, self._syscalls)
             if restored is None:
                 raise IndexDamaged("index: no copy of it is whole")
             path, self._is_made = restored.path, True
@@ -242,7 +248,7 @@ class _Check:
             self._is_begun = True
             if self._is_made:  # if this is cut short, nothing is left of it
                 distrust_index(self._run_places, self._syscalls)
-        forget_log(self._pool_fds, self._syscalls)
+        forget_log(self._there, self._syscalls)
 
     def _check(self, index: Index, state: RunState) -> None:
         total = _inodes_of(index)
@@ -284,7 +290,7 @@ class _Check:
         held = index.hold()
         try:
             young = _end_of_numbers(self._pool_fds, self._syscalls)
-            logged = begin_log(self._pool_fds, held, young, self._syscalls)
+            logged = begin_log(self._there, held, young, self._syscalls)
         finally:
             held.end()
         failed = self._report.found > self._report.repaired
@@ -297,7 +303,7 @@ class _Check:
             self._syscalls.syncfs(pool_fd)
 
     def _write_run(self, *, clean: bool, logged: int = 0, strays: bool = False) -> None:
-        run = new_run(self._run_places)
+        run, number = new_run(self._pool_fds, self._state)
 
         def write(place: RunPlace) -> None:
             write_run_state(
@@ -310,7 +316,9 @@ class _Check:
                 logged=logged,
                 strays=strays,
                 run=run,
+                number=number,
                 stale=not clean and place.drive in self._stale,
+                lost=self._missing if run else (),
             )
 
         on_each(self._run_places, write, all_of_them=True)

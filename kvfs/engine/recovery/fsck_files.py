@@ -50,7 +50,7 @@ class FileCheck:
     def inode(self, ino: InodeNo, record: InodeRecord) -> str | None:
         """Return why *ino* must be dropped, None if its bytes are right. Mends its identity."""
         if self._drive(ino) in self._missing:
-            self._report.unchecked += 1
+            self._report.unchecked += stat.S_ISREG(record.mode)
             return None
         self.highest = max(self.highest, self._extents.serial(ino))
         try:

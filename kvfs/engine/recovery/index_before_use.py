@@ -38,7 +38,7 @@ from kvfs.core.log_records import Moment
 from kvfs.core.pool_layout import DATA_NAME, INDEX, INDEX_NEW
 from kvfs.core.records import INODE_PREFIX, META_PREFIX
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, InodeNo
+from kvfs.core.types import ROOT_INODE, InodeNo
 from kvfs.storage.index import Index
 from kvfs.storage.index_pages import refuse_broken_pages
 from kvfs.storage.index_place import IndexPlace, pool_index, remove_index
@@ -185,11 +185,11 @@ def _replay(
 def begin_log(pool_fds: Sequence[int], held: HeldIndex, young: InodeNo, syscalls: Syscalls) -> int:
     """Begin the log anew with a copy of the index that is *held*; return the number of the copy.
 
-    The first of the pool's drives gets it. All inodes have numbers below *young*. Durable on
-    return. Raises Damaged, OSError.
+    The first of *pool_fds* gets it. All inodes have numbers below *young*. Durable on return.
+    Raises Damaged, OSError.
     """
     forget_log(pool_fds, syscalls)
-    log_fd = open_log(pool_fds[FIRST_DRIVE], syscalls, create=True)
+    log_fd = open_log(pool_fds[0], syscalls, create=True)
     assert log_fd is not None
     try:
         write_copy(log_fd, syscalls, held, Moment(_FIRST, young, ()), paced=False)
@@ -203,9 +203,10 @@ def convert_index(
 ) -> int:
     """Begin the log with the sound index in the pool, where an earlier version had it, or mkfs.
 
-    Nobody has it open. Returns and raises what ``begin_log`` does; ToolMissing, IndexDamaged.
+    It is in the first of *pool_fds*; nobody has it open. Returns and raises what ``begin_log``
+    does; ToolMissing, IndexDamaged.
     """
-    env = open_environment(pool_index(pool_fds[FIRST_DRIVE]), map_size_bytes, read_only=True)
+    env = open_environment(pool_index(pool_fds[0]), map_size_bytes, read_only=True)
     try:
         held = HeldIndex(env)
         try:

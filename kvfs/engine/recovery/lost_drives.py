@@ -7,9 +7,10 @@ lose their names first, with all else that is open. What has no bytes, a directo
 index, and stays.
 """
 
+import functools
 import logging
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvfs.core.changed import Why
@@ -97,6 +98,16 @@ class LostDrives:
         _log.critical("drive %d has failed: %s; its blocks are misses", drive.number, why)
         drive.probe.give_up(why)
         self._go_on_without(drive)
+        pool = self._pool
+        for other in pool.space.serving if not pool.settings.read_only else ():
+            note = functools.partial(pool.run.note_lost, other.number, pool.age_clock.base_ns)
+            pool.background.submit_long(functools.partial(self._note, note), other.ino)
+
+    def _note(self, note: Callable[[], None]) -> None:
+        """Do *note*, which writes RUN, in any thread. Raises OSError."""
+        note()
+        put_stamp = self._pool.durable.undurable.put_stamp
+        self._pool.background.hand_over(lambda: put_stamp(self._pool.run.stamp))
 
     def give_up_missing(self) -> None:
         """Use the drives no more that the pool lacks since its start."""

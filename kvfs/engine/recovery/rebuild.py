@@ -17,19 +17,18 @@ from typing import Final, NamedTuple
 from kvfs.core.errors import IndexDamaged, NoSpace
 from kvfs.core.inode_rules import TreeCount, blank_record
 from kvfs.core.lifecycle import State
-from kvfs.core.pool_layout import INDEX
 from kvfs.core.records import (
     INODE_PREFIX,
     Counters,
     parse_inodes,
 )
 from kvfs.core.settings import Settings
-from kvfs.core.types import FIRST_DRIVE, ROOT_INODE, DriveNo, InodeNo, InodeRecord, Sequence
+from kvfs.core.types import ROOT_INODE, DriveNo, InodeNo, InodeRecord, Sequence
 from kvfs.engine.names.tree_change import drop_rows, put_attributes, put_counts, put_rows
 from kvfs.engine.recovery.file_claims import attributes_of, block_record, node_record
 from kvfs.storage.extents import Extents
 from kvfs.storage.index import Index
-from kvfs.storage.index_place import IndexPlace, pool_index, remove_index
+from kvfs.storage.index_place import IndexPlace, pool_index
 from kvfs.storage.index_transaction import WriteTransaction
 from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.row_log import forget_log
@@ -94,14 +93,13 @@ def rebuild_index(
 ) -> str:
     """Make an index in *place* from the identities; return its path. In the pool it is durable.
 
-    *pool_fds* are the directories of the pool's drives; a new index is in the first. Of drives that
-    were away, and are *stale*, no file is believed: what it was may have been removed since.
+    *pool_fds* are the directories of the pool's drives. Of drives that were away, and are *stale*,
+    no file is believed: what it was may have been removed since.
 
     Extents that got no inode are left to the sweep. An old index in the pool is kept until the new
     one is complete. If there is no space for both, it is removed first, since nothing is read from
     it. Raises NoSpace, OSError.
     """
-    pool_fd = pool_fds[FIRST_DRIVE]
     rebuild = _Rebuild(pool_fds, place, extents, settings, syscalls, progress)
     unbelieved = set(stale) - extents.lost
     extents.lost.update(unbelieved)
@@ -110,7 +108,7 @@ def rebuild_index(
     except NoSpace:
         if not place.in_pool:
             raise
-        remove_index(INDEX, pool_fd, syscalls)
+        place.discard_in_pool()
         path, counters = rebuild.run()
     finally:
         extents.lost.difference_update(unbelieved)

@@ -149,14 +149,14 @@ class Reconcile:
 
     def _settle_first(self, moment: Moment) -> None:
         pool = self._pool
-        nodes = list(pool.extents.scan_nodes())
+        stale, drive = pool.run.stale, pool.numbers.drive
+        nodes = [ino for ino in pool.extents.scan_nodes() if drive(ino) not in stale]
         for _ in range(_NODE_ROUNDS):
             nodes = [ino for ino in nodes if not self._settle_node(ino)]
             if not nodes:
                 break
-        stale, drive = pool.run.stale, pool.numbers.drive
-        young = young_inodes(pool, moment.young)
-        self._enter_all(chain(moment.pending, (ino for ino in young if drive(ino) not in stale)))
+        suspects = chain(moment.pending, young_inodes(pool, moment.young))
+        self._enter_all(ino for ino in suspects if drive(ino) not in stale or pool.index.knows(ino))
         with pool.index.write() as txn:
             txn.put_unfinished(())
         _log.warning(

@@ -46,6 +46,7 @@ from kvfs.storage.index_place import (
     IN_POOL,
     IndexAt,
     IndexPlace,
+    is_used,
     open_index,
     present_index,
     settle_index,
@@ -54,7 +55,8 @@ from kvfs.storage.inode_numbers import InodeNumbers
 from kvfs.storage.journal import Journal
 from kvfs.storage.memory_files import MemoryFiles
 from kvfs.storage.outliving import Notes, Outliving
-from kvfs.storage.run_state import RunState, read_pool_run, stale_drives
+from kvfs.storage.pool_run import latest_places, read_pool_run, stale_drives
+from kvfs.storage.run_state import RunState
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)
@@ -100,8 +102,9 @@ def recover(
             raise IndexDamaged("not stopped cleanly, so mount it writable once")
     with _errors_named(device):
         place = _place_of(device, settings, syscalls)
-        present = present_index(device.pool_fd, state.index_dir) if state.trusted else None
-        if present is not None:
+        said = state.index_dir
+        present = present_index(device.home.pool_fd, said) if state.trusted else None
+        if present is not None and not (said and is_used(said)):
             found = _found(device, settings, syscalls, state, place, present)
         else:
             found = _made(device, settings, syscalls, state, place, progress)
@@ -116,7 +119,7 @@ def _place_of(
 ) -> IndexPlace:
     if in_pool is None:
         in_pool = settings.index_place == IN_POOL and not settings.read_only
-    return IndexPlace(device.pool_fd, device.index_id, settings, syscalls, in_pool=in_pool)
+    return IndexPlace(device.index_places, settings, syscalls, in_pool=in_pool)
 
 
 def _found(
@@ -135,23 +138,29 @@ def _found(
         if not listed:
             refuse_unreadable(present, INODE_ROWS)
         if not state.index_dir:
-            settle_index(device.pool_fd, syscalls)
+            settle_index(device.home.pool_fd, syscalls)
+        elif device.lacking:
+            present = place.move(present)  # a drive that is away names it where it was
         _finish(device, settings, syscalls, present)
         if not state.index_dir:
-            compact_index(device.pool_fd, syscalls)
+            compact_index(device.home.pool_fd, syscalls)
         return Recovered(present, sweep_due=True, unlisted=True)
-    settle_index(device.pool_fd, syscalls)
+    settle_index(device.home.pool_fd, syscalls)
     if place.in_pool:
-        compact_index(device.pool_fd, syscalls)
+        compact_index(device.home.pool_fd, syscalls)
         return Recovered(present, state.strays, state.logged, unlisted=state.strays)
     logged = state.logged or _convert(device, settings, syscalls)
-    return _loaded(device, settings, syscalls, state._replace(logged=logged), place)
+    loaded = _loaded(device, settings, syscalls, state._replace(logged=logged), place)
+    if loaded is None:
+        raise IndexDamaged("index: no copy of it is whole")
+    return loaded
 
 
 def _convert(device: Device, settings: Settings, syscalls: Syscalls) -> int:
     with contextlib.closing(InodeNumbers(device.pool_fds, syscalls, read_only=True)) as numbers:
         young = numbers.first
-    return convert_index(device.pool_fds, settings.index_map_bytes, young, syscalls)
+    there = [one.pool_fd for one in device.there]
+    return convert_index(there, settings.index_map_bytes, young, syscalls)
 
 
 def _made(
@@ -165,19 +174,26 @@ def _made(
     """Make the index from what the device has of it: its log, or the identities."""
     if not settings.read_only:
         with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(CHECKPOINT, dir_fd=device.pool_fd)
+            syscalls.unlink(CHECKPOINT, dir_fd=device.home.pool_fd)
+    # What a drive had that is missing now, nobody had to keep twice.
+    is_whole = not device.lacking or settings.read_only
     if state.clean:
-        return _loaded(device, settings, syscalls, state, place)
-    if state.trusted and not state.index_dir:
+        loaded = _loaded(device, settings, syscalls, state, place)
+        if loaded is not None:
+            return loaded
+        if is_whole:
+            raise IndexDamaged("index: no copy of it is whole")
+    elif state.trusted and not state.index_dir and is_whole:
         raise IndexDamaged(f"index: {DATA_NAME} is missing")
     try:
         restored = _restored(device, settings, syscalls, place)
     except (IndexDamaged, Damaged, FormatUnknown) as error:
-        _log.warning("%s: its log cannot be used: %s", device.source, error)
+        _log.warning("%s: its log cannot be used: %s", device.home.source, error)
         restored = None
     if restored is not None:
         return Recovered(restored.path, sweep_due=True, gone_back=restored.moment)
-    _log.warning("%s: cut off before it could stop; its index is rebuilt", device.source)
+    why = "no drive that is there has its index" if state.clean else "cut off before it could stop"
+    _log.warning("%s: %s; its index is rebuilt", device.home.source, why)
 
     def rebuild(place: IndexPlace) -> str:
         with contextlib.closing(Extents(device.pool_fds, syscalls, device.fs_type)) as extents:
@@ -190,18 +206,20 @@ def _made(
 
 def _loaded(
     device: Device, settings: Settings, syscalls: Syscalls, state: RunState, place: IndexPlace
-) -> Recovered:
-    """Load the index of a clean stop from its log."""
+) -> Recovered | None:
+    """Load the index of a clean stop from its log; None if no copy is whole."""
     restored = _restored(device, settings, syscalls, place)
     if restored is None:
-        raise IndexDamaged("index: no copy of it is whole")
+        return None
     path, moment = restored
     if moment.number == state.logged:
         return Recovered(path, state.strays, state.logged, unlisted=state.strays)
     if settings.read_only:
         place.discard(path)
         raise IndexDamaged("index: a part of its log is missing")
-    _log.error("%s: a part of the index's log is missing; what it had is compared", device.source)
+    _log.error(
+        "%s: a part of the index's log is missing; what it had is compared", device.home.source
+    )
     return Recovered(path, sweep_due=True, gone_back=moment)
 
 
@@ -214,7 +232,9 @@ def _restored(
     """
 
     def restore(place: IndexPlace) -> Restored | None:
-        return restore_index(device.pool_fds, place, settings, syscalls)
+        # A drive that was away has a log of then, which may seem to lead further.
+        latest = [one.pool_fd for one in latest_places(device.run_places, syscalls)]
+        return restore_index(latest, place, settings, syscalls)
 
     restored = _in_memory_or_pool(device, settings, syscalls, place, restore)
     if restored is not None:
@@ -278,7 +298,7 @@ def _finish(device: Device, settings: Settings, syscalls: Syscalls, path: str) -
         finished = finish_index(index, extents)
     _log.warning(
         "%s: not stopped cleanly; %d drafts dropped, %d rewritten blocks measured",
-        device.source,
+        device.home.source,
         finished.dropped,
         finished.measured,
     )
@@ -299,7 +319,9 @@ def _part_numbers(device: Device, syscalls: Syscalls) -> None:
         first = numbers.first
     apart = InodeNo(first + random.getrandbits(_COPIES_APART_BITS))
     skip_numbers(apart, device.pool_fds, syscalls)
-    _log.info("%s: a copy of another directory's pool; it numbers its blocks apart", device.source)
+    _log.info(
+        "%s: a copy of another directory's pool; it numbers its blocks apart", device.home.source
+    )
 
 
 @contextlib.contextmanager
@@ -308,12 +330,12 @@ def _errors_named(device: Device) -> Iterator[None]:
     try:
         yield
     except (IndexDamaged, Damaged) as error:
-        hint = f"kvfs fsck --repair {device.source} rebuilds it"
-        raise IndexDamaged(f"{device.source}: {error}; {hint}") from error
+        hint = f"kvfs fsck --repair {device.home.source} rebuilds it"
+        raise IndexDamaged(f"{device.home.source}: {error}; {hint}") from error
     except FormatUnknown as error:
-        raise FormatUnknown(f"{device.source}: {error}") from error
+        raise FormatUnknown(f"{device.home.source}: {error}") from error
     except NoSpace as error:
-        raise SourceFull(f"{device.source}: no room for the index: {error}") from error
+        raise SourceFull(f"{device.home.source}: no room for the index: {error}") from error
 
 
 class Begun(NamedTuple):
@@ -367,7 +389,8 @@ def _take_over(
 
     Raises IndexDamaged, FormatUnknown, NoSpace, Damaged, OSError.
     """
-    path = present_index(device.pool_fd, read_pool_run(device.run_places, syscalls).index_dir)
+    said = read_pool_run(device.run_places, syscalls).index_dir
+    path = present_index(device.home.pool_fd, said)
     if path is None:
         with _errors_named(device):
             raise IndexDamaged("index: the last server's is gone")
@@ -380,7 +403,7 @@ def _take_over(
         finished = finish_index(index, extents, kept, takes_over=True)
     _log.warning(
         "%s: taken over; %d drafts that nobody has open dropped, %d rewritten blocks measured",
-        device.source,
+        device.home.source,
         finished.dropped,
         finished.measured,
     )

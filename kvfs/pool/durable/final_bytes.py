@@ -21,7 +21,7 @@ from kvfs.storage.extent_bytes import FinalChecksum, lacks_bytes, new_buffer
 from kvfs.storage.extents import Extents
 from kvfs.storage.extents_at_hand import ExtentsAtHand
 from kvfs.storage.index import Index
-from kvfs.storage.run_state import PoolRun
+from kvfs.storage.pool_run import PoolRun
 from kvfs.storage.syscalls import Syscalls
 
 _log: Final = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ durable; the other catches up. A drive that fails, or does not answer, is replac
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvfs.core.log_records import Batch, Moment
 from kvfs.core.settings import Settings
-from kvfs.core.types import InodeNo
+from kvfs.core.types import DriveNo, InodeNo
 from kvfs.pool.durable.drive_log import DriveLog, WaitingBatch
 from kvfs.pool.open.open_inodes import OpenInodes
 from kvfs.pool.open.ready_by_drive import ReadyByDrive
@@ -58,11 +58,13 @@ class IndexLog:
         syscalls: Syscalls,
         *,
         index_at: IndexAt,
+        outdated: Collection[DriveNo] = (),
     ) -> None:
         """*unlogged* is told by *index*, which is *index_at*. Raises OSError.
 
-        *pool_fds* are the directories of *drives*; *unfinished* is the pool's set of drafts and
-        rewritten blocks.
+        *pool_fds* are the directories of *drives*; what those *outdated* have logged goes. They
+        were away, and other batches have those numbers now. *unfinished* is the pool's set of
+        drafts and rewritten blocks.
         """
         self._drives = drives
         self._pool_fds = pool_fds
@@ -87,19 +89,23 @@ class IndexLog:
         self._copies_left = self._failures_left = 0
         if self._writes:
             try:
-                self._go_on(index_at.logged)
+                forget_log((pool_fds[drive] for drive in outdated), syscalls)
+                self._go_on(index_at.logged, outdated)
             except BaseException:  # an interrupt, too: nobody else knows the descriptors
                 self.end()
                 raise
 
-    def _go_on(self, last_number: int) -> None:
+    def _go_on(self, last_number: int, outdated: Collection[DriveNo]) -> None:
         """Choose the drives: first those whose log leads to *last_number*. Raises OSError.
 
         If there is one drive the index was made from its log, which is not read once more.
         """
         leads = {
             drive: not self._drives[1:]
-            or leads_to(self._pool_fds[drive.number], last_number, self._syscalls)
+            or (
+                drive.number not in outdated
+                and leads_to(self._pool_fds[drive.number], last_number, self._syscalls)
+            )
             for drive in (self._drives if last_number > 0 else ())
         }
         able = [drive for drive in self._drives if not drive.has_failed]

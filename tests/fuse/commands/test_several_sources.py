@@ -59,7 +59,7 @@ def test_a_part_of_a_pool_is_refused_in_one_line(drives: list[str], tmp_path: Pa
     code, line = refused("mount", first, str(tmp_path), "--all-drives", *log)
     assert code == SourceMissing.exit_code
     assert f"drive 1 (UUID {missing}) cannot be found" in line
-    code, line = refused("mount", second, str(tmp_path), *log)
+    code, line = refused("mount", second, str(tmp_path), "--all-drives", *log)
     assert (code, "drive 0 (UUID" in line) == (SourceMissing.exit_code, True)
     alone = run_kvfs("fsck", first, check=False)
     assert alone.returncode == DriveMissing.exit_code

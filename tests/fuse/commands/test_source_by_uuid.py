@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from kvfs.cli.mount_helper import mount_main, source_in_fstab, umount_main
-from kvfs.core.errors import SourceBusy, SourceMissing, UsageError
+from kvfs.core.errors import DriveMissing, SourceBusy, SourceMissing, UsageError
 from kvfs.core.source_list import listed, sources_of
 from kvfs.machine.mount_table import mount_at
 from tests.support.devices.loop import loop_device
@@ -75,6 +75,30 @@ def test_a_pool_has_every_command_by_its_uuid(drives: list[str], tmp_path: Path)
         run_kvfs("destroy", pool, "--yes")
         assert refused("fsck", pool)[0] == SourceMissing.exit_code
         assert all(subprocess.run(["blkid", "-p", each], check=False).returncode for each in drives)
+
+
+@pytest.mark.needs_fuse
+@pytest.mark.needs_loop
+def test_a_pool_whose_first_drive_is_gone_has_the_uuids_of_others() -> None:
+    with ExitStack() as stack, workplace("disk") as place:
+        stays = stack.enter_context(loop_device(DRIVE_BYTES))
+        with loop_device(DRIVE_BYTES) as goes:
+            pool, other = made(goes.path, stays.path)
+            with Mounted(pool, place / "kv") as mount:
+                for number in range(8):
+                    (mount.path / f"{number}.tmp").write_bytes(b"bytes")
+                    (mount.path / f"{number}.tmp").rename(mount.path / f"{number}")
+        code, line = refused("fsck", pool)
+        assert (code, "no device here has this UUID" in line) == (SourceMissing.exit_code, True)
+        for given in (other, f"{pool},{other}"):
+            checked = run_kvfs("fsck", given, check=False)
+            assert checked.returncode == DriveMissing.exit_code
+            with Mounted(given, place / "kv") as mount:
+                assert mount.status()["source"] == stays.path
+                assert mount.status()["drives"]["0"]["state"] == "missing"
+                assert {(mount.path / name).read_bytes() for name in os.listdir(mount.path)} == {
+                    b"bytes"
+                }
 
 
 @pytest.mark.needs_fuse

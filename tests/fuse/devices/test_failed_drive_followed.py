@@ -22,7 +22,13 @@ pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
 
 BLOCKS: Final = 18
 SIZE_BYTES: Final = 100_000
-FAILED: Final = 1
+
+
+@pytest.fixture(params=[0, 1])
+def failed(request: pytest.FixtureRequest) -> int:
+    """Return the number of the drive that fails."""
+    number: int = request.param
+    return number
 
 
 @pytest.fixture(params=["daemon", "passthrough"])
@@ -71,19 +77,19 @@ class Loads(threading.Thread):
             raise self._failure
 
 
-def draft_elsewhere(path: Path) -> BinaryIO:
+def draft_elsewhere(path: Path, failed: int) -> BinaryIO:
     """Begin a draft on a drive that is not to fail."""
     while True:
         draft = (path / "draft").open("xb", buffering=0)
-        if Numbering(DRIVES).drive(InodeNo(os.fstat(draft.fileno()).st_ino)) != FAILED:
+        if Numbering(DRIVES).drive(InodeNo(os.fstat(draft.fileno()).st_ino)) != failed:
             return draft
         draft.close()
         (path / "draft").unlink()
 
 
-def state_of(mount: Mounted) -> str:
+def state_of(mount: Mounted, failed: int) -> str:
     """Return what the drive is."""
-    return str(mount.status()["drives"][f"{FAILED}"]["state"])
+    return str(mount.status()["drives"][f"{failed}"]["state"])
 
 
 def follow(mount: Mounted, number: int) -> None:
@@ -96,18 +102,18 @@ def follow(mount: Mounted, number: int) -> None:
         mount.adopt()
 
 
-def test_servers_that_are_killed_or_replaced_are_followed(mount: Mounted) -> None:
+def test_servers_that_are_killed_or_replaced_are_followed(mount: Mounted, failed: int) -> None:
     """No call on another drive fails, and nothing of the failed one comes back."""
-    lost = names_on(mount.path, FAILED)
+    lost = names_on(mount.path, failed)
     kept = {f"{number}" for number in range(BLOCKS)} - lost
     loads = Loads(mount.path, kept)
-    with (mount.path / min(lost)).open("rb") as held, draft_elsewhere(mount.path) as draft:
+    with (mount.path / min(lost)).open("rb") as held, draft_elsewhere(mount.path, failed) as draft:
         with loads:
-            fail_drive(mount, FAILED)
-            until(lambda: state_of(mount) == "failed", "the server finds out")
+            fail_drive(mount, failed)
+            until(lambda: state_of(mount, failed) == "failed", "the server finds out")
             for number in range(3):
                 follow(mount, number)
-                assert state_of(mount) == "missing"
+                assert state_of(mount, failed) == "missing"
                 assert not any((mount.path / name).exists() for name in lost)
                 store(mount.path, f"after {number}", SIZE_BYTES, 1)
                 draft.write(b"%d" % number * 5000)
@@ -118,10 +124,29 @@ def test_servers_that_are_killed_or_replaced_are_followed(mount: Mounted) -> Non
     assert (mount.path / "draft").read_bytes() == b"".join(b"%d" % n * 5000 for n in range(3))
     there = kept | {"draft", *(f"after {number}" for number in range(3))}
     assert set(os.listdir(mount.path)) == there
-    assert drives_of(mount.path)[FAILED] == 0
+    assert drives_of(mount.path)[failed] == 0
     status = mount.status()
     assert (status["restarts"], status["upgrades"]) == (2, 1)
     assert status["missing_drives"] == 1
     mount.remount()
     assert set(os.listdir(mount.path)) == there
-    assert state_of(mount) == "serving"
+    assert state_of(mount, failed) == "serving"
+
+
+def test_after_all_processes_are_killed_it_is_not_believed(mount: Mounted, failed: int) -> None:
+    """Its file system is back then; what was stored, replaced or removed meanwhile stays so."""
+    lost = sorted(names_on(mount.path, failed))
+    kept = {f"{number}" for number in range(BLOCKS)} - set(lost)
+    fail_drive(mount, failed)
+    seeds = dict.fromkeys(kept, 1) | {lost[0]: 2}
+    store(mount.path, lost[0], SIZE_BYTES, 2)
+    removed = min(kept)
+    (mount.path / removed).unlink()
+    del seeds[removed]
+    run_kvfs("sync", str(mount.path))
+    mount.kill_daemon()
+    mount.start()
+    assert state_of(mount, failed) == "serving"
+    assert set(os.listdir(mount.path)) == seeds.keys()
+    for name, seed in seeds.items():
+        assert seed_of((mount.path / name).read_bytes(), name, SIZE_BYTES) == seed

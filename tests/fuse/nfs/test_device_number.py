@@ -104,9 +104,9 @@ def test_a_file_that_says_no_number_asks_for_none(tmp_path: Path, text: bytes) -
     """What is next written to it is a number."""
     (tmp_path / "DEVICE").write_bytes(text)
     with opened(tmp_path, os.O_RDONLY) as pool_fd:
-        assert remembered(pool_fd) is None
-        assert remember(pool_fd, 53, None, read_only=False) == (53, None)
-        assert remembered(pool_fd) == 53
+        assert remembered([pool_fd]) is None
+        assert remember([pool_fd], 53, None, read_only=False) == (53, None)
+        assert remembered([pool_fd]) == 53
         assert os.listdir(pool_fd) == ["DEVICE"]
 
 

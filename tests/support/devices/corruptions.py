@@ -223,7 +223,7 @@ def attempt(pool: Pool, *, repairs: bool, sweeps: bool) -> dict[str, Any]:
     running = pool.running
     result: dict[str, Any] = {}
     pool_fd = os.open(running.path, os.O_RDONLY)
-    remembered(pool_fd)
+    remembered([pool_fd])
     os.close(pool_fd)
     try:
         store = running.start()

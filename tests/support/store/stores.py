@@ -212,15 +212,16 @@ class Host:
 
     def index_path(self) -> Path:
         """Return the directory of the index that the last store left, in memory or in the pool."""
-        run = self.path / "RUN"
+        home = next(drive for drive in self.drives if drive.exists())
+        run = home / "RUN"
         said = json.loads(run.read_text()).get("index") if run.exists() else ""
-        return Path(said) if said else self.path / "index"
+        return Path(said) if said else home / "index"
 
     def pretend_reboot(self) -> None:
         """Make RUN say that the pool ran last in another boot, which took the memory along."""
-        if (memory := self.index_path()).parent != self.path:
+        if (memory := self.index_path()).parent not in self.drives:
             shutil.rmtree(memory.parent)
-        for path in (drive / "RUN" for drive in self.drives):
+        for path in (drive / "RUN" for drive in self.drives if drive.exists()):
             path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
     def check(
