@@ -3,7 +3,8 @@
 A device that fails says so. Blocks that it fails to write or to read lose their names
 (device_errors.py). If the file system has shut itself down, the device is lost. Then the index must
 not be used any more: it is a mapping, and a page that is not in memory raises SIGBUS. A device that
-hangs says nothing: its probe finds out (kvfs/pool/space/device_probe.py).
+hangs says nothing, and one that is gone may leave the file system as it was: the probe finds out
+(kvfs/pool/space/device_probe.py).
 """
 
 import contextlib
@@ -55,7 +56,7 @@ class DriveWatch:
             self._syscalls.check_alive(self._pool_fd)
         except OSError as error:
             return f"its file system has failed: {error.strerror}"
-        return ""
+        return self._probe.why_gone
 
     def run_due(self, now_s: float) -> None:
         """Check the drive."""
@@ -65,7 +66,10 @@ class DriveWatch:
             self._unreadable.suspect(now_s)
         if errors.writes:
             self.write_back.hint()
+        failures = self.write_back.failures
         self.write_back.run_due(now_s)
+        if errors.writes or self.write_back.failures > failures:
+            self._probe.doubt()
         self._unreadable.run_due(now_s)
         self._probe.run_due(now_s)
 

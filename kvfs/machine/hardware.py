@@ -180,6 +180,11 @@ def parse_written(counters: str) -> int | None:
         return None
 
 
+def has_block_device(device: int) -> bool:
+    """Whether the kernel has a block device with the number *device* (st_dev)."""
+    return (_SYS / _numbers(device)).exists()
+
+
 class Endurance(NamedTuple):
     """What drives say of how much they may be written; None: they do not tell.
 

@@ -107,7 +107,7 @@ def space_parts(
 
     *counts*: what blocks hold of each drive, by number.
     """
-    probes = _probes(device, settings.device_silent_s, syscalls, monotonic_s)
+    probes = _probes(device, settings, syscalls, monotonic_s)
     drives = ByDrive(list(_drives(device, settings, counts, extents, background, probes)))
     spaces = ByDrive([drive.space for drive in drives.all])
     several = WholeSpace(lambda: _figures(drives.all))
@@ -148,13 +148,17 @@ def _figures(drives: Sequence[PoolDrive]) -> list[Space | LeavingSpace]:
 
 
 def _probes(
-    device: Device, silent_s: float, syscalls: Syscalls, monotonic_s: Callable[[], float]
+    device: Device, settings: Settings, syscalls: Syscalls, monotonic_s: Callable[[], float]
 ) -> list[DeviceProbe]:
     """Return a probe for each drive, by number. Raises OSError."""
     drives, probes = (device, *device.more), list[DeviceProbe]()
     for number, drive in enumerate(drives):
         name = f"drive {number}" if device.more else "the device"
-        probe = DeviceProbe(drive.pool_fd, silent_s, monotonic_s, syscalls, name=name)
+        probe = DeviceProbe(
+            *(drive.pool_fd, settings.device_silent_s, monotonic_s, syscalls),
+            name=name,
+            writes=not settings.read_only,
+        )
         if drive.why_missing:
             gone = DeviceState.REMOVED if drive.header.is_removed else DeviceState.MISSING
             probe.give_up(drive.why_missing, gone)

@@ -32,6 +32,8 @@ from kvfs.storage.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Sys
 #: Incremented when the layout, or that of any note, changes.
 NOTES_VERSION: Final = 1
 _NOTES_MAGIC: Final = b"KVFSNOTE"
+#: The note of the drives that have failed while the pool was served: why, by number.
+FAILED_DRIVES: Final = b"failed drives"
 #: Incremented when the layout of the evicted names changes, or what it means.
 EVICTED_VERSION: Final = 1
 _EVICTED_MAGIC: Final = b"KVFSEVIC"

@@ -21,6 +21,7 @@ from kvfs.devices.pool_drives import bring_up_to_date, in_order
 from kvfs.devices.stand_in import REMOVED, stand_in
 from kvfs.machine.held_files import HeldFiles
 from kvfs.storage.outliving import (
+    FAILED_DRIVES,
     Notes,
     Outliving,
     empty_evicted,
@@ -130,7 +131,7 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     if note is None:
         raise ServeFailed("the last server left no note of its device: nobody can take over")
     notes = (note, *(outliving.notes.get(_MORE_NOTE) or ()))
-    first, *others = _drives(held, notes)
+    first, *others = _drives(held, notes, outliving.notes.get(FAILED_DRIVES) or {})
     first.take_in(others, settings.capacity_bytes)
     if not settings.read_only:
         bring_up_to_date(first)
@@ -140,12 +141,13 @@ def _take_over(held: HeldFiles, settings: Settings) -> Succession:
     )
 
 
-def _drives(held: HeldFiles, notes: Sequence[Noted]) -> list[Device]:
+def _drives(held: HeldFiles, notes: Sequence[Noted], failed: Mapping[int, str]) -> list[Device]:
     """Return the drives that the last server left, by number, of which it noted *notes*.
 
-    One that failed or was missing has a stand-in. What the supervisor holds of one that failed
-    stays open as long as the mount, as clients may have its files open; nobody holds any more what
-    was removed. Raises ServeFailed, SourceForeign, SourceDamaged.
+    It found that some have *failed*, and why. One that failed or was missing has a stand-in. What
+    the supervisor holds of one that failed stays open as long as the mount, as clients may have its
+    files open; nobody holds any more what was removed. Raises ServeFailed, SourceForeign,
+    SourceDamaged.
     """
     if not notes[1:]:
         if _POOL not in held.given:
@@ -153,7 +155,7 @@ def _drives(held: HeldFiles, notes: Sequence[Noted]) -> list[Device]:
         return [_inherited(held.given, FIRST_DRIVE, notes[0])]
     found, why = list[Device](), dict[DriveNo, str]()
     for drive, note in ((DriveNo(number), note) for number, note in enumerate(notes)):
-        if why_not := _why_unusable(held.given, drive):
+        if why_not := failed.get(drive) or _why_unusable(held.given, drive):
             why[drive] = why_not
         else:
             found.append(_inherited(held.given, drive, note))

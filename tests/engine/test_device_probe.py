@@ -1,5 +1,6 @@
 """What the probe says of a device that answers, answers late, does not answer, or fails."""
 
+import contextlib
 import errno
 import os
 import threading
@@ -10,7 +11,8 @@ from typing import Final
 import pytest
 
 from kvfs.core.pool_layout import INODES
-from kvfs.pool.space.device_probe import DeviceProbe, worst_answer
+from kvfs.machine.hardware import has_block_device
+from kvfs.pool.space.device_probe import DeviceProbe, block_device_of, worst_answer
 from kvfs.storage.syscalls import Syscalls
 from tests.support.clients.stepping import until
 
@@ -26,7 +28,9 @@ class HeldSyscalls(Syscalls):
         self.error_no = 0
         self.reads = self.syncs = 0
         self.asked_bytes: set[int] = set()
-        for name, call in (("preadv", self._preadv), ("fdatasync", self._fdatasync)):
+        self.write_error_no = self.writes = 0
+        calls = {"preadv": self._preadv, "fdatasync": self._fdatasync, "pwrite": self._pwrite}
+        for name, call in calls.items():
             setattr(self, name, call)
 
     def _preadv(self, fd: int, buffers: list[bytearray], offset: int) -> int:
@@ -41,27 +45,39 @@ class HeldSyscalls(Syscalls):
         self.syncs += 1
         os.fdatasync(fd)
 
+    def _pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        self.writes += 1
+        if self.write_error_no:
+            raise OSError(self.write_error_no, os.strerror(self.write_error_no))
+        return os.pwrite(fd, data, offset)
+
 
 class Probed:
     """A probe of a directory, with a clock and a device of the test's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, writes: bool = True) -> None:
+        self.is_there = True
         (directory / INODES).write_bytes(b"range")
         self.calls = HeldSyscalls()
         self.now_s = 100.0
         self.is_short = self.wants_cpu = False
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self.probe = DeviceProbe(
-                fd,
-                SILENT_S,
-                lambda: self.now_s,
-                self.calls,
-                lambda: self.is_short,
-                wants_cpu=lambda _: self.wants_cpu,
-            )
-        finally:
-            os.close(fd)
+        self._pool_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self.probe = DeviceProbe(
+            self._pool_fd,
+            SILENT_S,
+            lambda: self.now_s,
+            self.calls,
+            lambda: self.is_short,
+            wants_cpu=lambda _: self.wants_cpu,
+            writes=writes,
+            is_there=lambda: self.is_there,
+        )
+
+    def close(self) -> None:
+        """Let it answer, and end."""
+        self.calls.answers.set()
+        self.probe.close()
+        os.close(self._pool_fd)
 
     def tick(self, later_s: float = 0.0) -> str:
         """Let time pass, with a tick each second and at the end; return the state."""
@@ -100,8 +116,7 @@ class Probed:
 def probed(tmp_path: Path) -> Iterator[Probed]:
     made = Probed(tmp_path)
     yield made
-    made.calls.answers.set()
-    made.probe.close()
+    made.close()
 
 
 def test_it_asks_every_two_seconds_and_syncs_every_fifth_time(probed: Probed) -> None:
@@ -286,3 +301,78 @@ def test_only_the_last_answer_says_what_is_usual(probed: Probed) -> None:
     probed.stop(2.5)
     probed.tick(0.75)
     assert probed.probe.is_suspect
+
+
+@pytest.mark.parametrize("read_no", [errno.EIO, errno.ENODEV, errno.ENXIO])
+@pytest.mark.parametrize("write_no", [errno.EIO, errno.ENODEV, errno.ENXIO])
+def test_a_drive_that_neither_reads_nor_writes_is_gone(
+    probed: Probed, read_no: int, write_no: int
+) -> None:
+    """Not at the first error, nor while it is asked to read alone."""
+    probed.calls.error_no, probed.calls.write_error_no = read_no, write_no
+    for _ in range(5):
+        probed.ask()
+        assert probed.probe.why_gone == ""
+    assert probed.calls.writes == 2
+    probed.ask()
+    said = f"its reads fail: {os.strerror(read_no)} and its writes fail: {os.strerror(write_no)}"
+    assert probed.probe.why_gone == said
+
+
+@pytest.mark.parametrize("write_no", [0, errno.ENOSPC, errno.EDQUOT])
+def test_a_drive_whose_reads_alone_fail_is_not_gone(probed: Probed, write_no: int) -> None:
+    probed.calls.error_no, probed.calls.write_error_no = errno.EIO, write_no
+    for _ in range(20):
+        probed.ask()
+    assert probed.calls.writes == 5
+    assert probed.probe.why_gone == ""
+
+
+def test_a_drive_that_fails_for_a_moment_is_not_gone(probed: Probed) -> None:
+    for _ in range(3):
+        probed.calls.error_no = probed.calls.write_error_no = errno.EIO
+        for _ in range(5):
+            probed.ask()
+        probed.calls.error_no = probed.calls.write_error_no = 0
+        probed.ask()
+    assert probed.probe.why_gone == ""
+
+
+def test_a_drive_that_may_not_be_written_to_is_not_asked_to_write(tmp_path: Path) -> None:
+    probed = Probed(tmp_path, writes=False)
+    probed.calls.error_no = probed.calls.write_error_no = errno.EIO
+    for _ in range(20):
+        probed.ask()
+    assert (probed.calls.writes, probed.probe.why_gone) == (0, "")
+    probed.close()
+
+
+def test_a_drive_that_failed_to_write_is_asked_until_it_does_or_is_gone(probed: Probed) -> None:
+    probed.ask()
+    assert probed.calls.writes == 0
+    probed.probe.doubt()
+    probed.take_answer()
+    probed.ask()
+    assert probed.calls.writes == 1, "it did"
+    probed.calls.write_error_no = errno.EIO
+    probed.probe.doubt()
+    probed.take_answer()
+    for _ in range(5):
+        assert probed.probe.why_gone == ""
+        probed.ask()
+    assert probed.probe.why_gone == "its writes fail: Input/output error"
+
+
+def test_a_device_that_the_kernel_has_no_more_is_gone_at_once(probed: Probed) -> None:
+    probed.ask()
+    probed.is_there = False
+    probed.ask()
+    assert "the kernel has no such device" in probed.probe.why_gone
+
+
+def test_a_file_system_without_a_device_is_always_there(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        fd = os.open(tmp_path, os.O_RDONLY)
+        stack.callback(os.close, fd)
+        assert block_device_of(fd)()
+    assert not has_block_device(os.makedev(4095, 1 << 19))

@@ -22,6 +22,7 @@ from kvfs.engine.names.namespace import Proofs
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.pool.pool import Pool
 from kvfs.pool.space.drive import PoolDrive
+from kvfs.storage.outliving import FAILED_DRIVES
 
 _log: Final = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class LostDrives:
         drive.probe.give_up(why)
         self._go_on_without(drive)
         pool = self._pool
+        pool.notes.put(FAILED_DRIVES, {**(pool.notes.get(FAILED_DRIVES) or {}), drive.number: why})
         for other in pool.space.serving if not pool.settings.read_only else ():
             note = functools.partial(pool.run.note_lost, other.number, pool.age_clock.base_ns)
             pool.background.submit_long(functools.partial(self._note, note), other.ino)

@@ -2,18 +2,22 @@
 
 A device that hangs says nothing: whoever calls it waits in the kernel. So the time for which the
 call of that thread has not come back tells what the drive is: serving, slow or silent.
+
+An error is an answer, and one read that fails says nothing of the next. But a drive whose reads go
+on failing, or whose writes have failed, is asked to write; if that fails again and again as well,
+the drive is gone. So it is if the kernel has no such device any more.
 """
 
-import contextlib
+import errno
 import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvfs.core.pool_layout import INODES
 from kvfs.core.types import PAGE_BYTES, DeviceState
-from kvfs.machine.hardware import is_short_of_cpu, wants_cpu
+from kvfs.machine.hardware import has_block_device, is_short_of_cpu, wants_cpu
 from kvfs.storage.background import Aside
 from kvfs.storage.direct_open import open_direct
 from kvfs.storage.syscalls import Syscalls
@@ -37,6 +41,33 @@ _SUSPECT_SHORT_S: Final = 2.5
 #: At most so much of the time between two looks counts. If more has passed, this process was held
 #: up itself (a busy machine, a paused container), and so perhaps was the thread that asks.
 _LOOK_MAX_S: Final = 1.0
+#: What a device says that is not there, or does nothing any more.
+_GONE: Final = frozenset({errno.EIO, errno.ENODEV, errno.ENXIO})
+#: From a probe that failed to the next one.
+_RETRY_S: Final = 0.5
+#: After so many probes in a row whose read failed the next ones write, too; and after so many that
+#: failed in all the drive is gone: some 3 s, as a link may be lost and come back.
+_READS_FAIL: Final = 3
+_ALL_FAIL: Final = 6
+
+
+class _Answer(NamedTuple):
+    """What one probe found: when it came back, and how reads and writes failed (errno)."""
+
+    at_s: float
+    read_error: int = 0
+    #: 0 as well if no write was tried.
+    write_error: int = 0
+    wrote: bool = False
+    is_there: bool = True
+
+    @property
+    def why(self) -> str:
+        """Why the drive may be gone, or ""."""
+        found = (("reads", self.read_error), ("writes", self.write_error))
+        return " and ".join(
+            f"its {what} fail: {os.strerror(error)}" for what, error in found if error in _GONE
+        )
 
 
 class DeviceProbe:
@@ -51,12 +82,19 @@ class DeviceProbe:
         is_short: Callable[[], bool] = is_short_of_cpu,
         name: str = "the device",
         wants_cpu: Callable[[int], bool] = wants_cpu,
+        *,
+        writes: bool = False,
+        is_there: Callable[[], bool] | None = None,
     ) -> None:
         """*pool_fd* is the pool's directory; the device is silent after *silent_s*.
 
         *is_short*: whether the machine lacks CPUs. *name*: for the log. *wants_cpu*: whether a
-        thread waits for a CPU, and so for no device. Raises OSError.
+        thread waits for a CPU, and so for no device. *writes*: whether it may be asked to write.
+        *is_there*: whether the kernel has the device, if it ever had one. Raises OSError.
         """
+        self._pool_fd = pool_fd
+        self._writes = writes
+        self._is_there = is_there or block_device_of(pool_fd)
         self._wants_cpu = wants_cpu
         self._name = name
         self._is_short = is_short
@@ -66,7 +104,13 @@ class DeviceProbe:
         self._silent_s = silent_s
         self._monotonic_s = monotonic_s
         self._syscalls = syscalls
-        self._asking: Aside[float] = Aside("kvfs-probe")
+        self._asking: Aside[_Answer] = Aside("kvfs-probe")
+        #: How many probes in a row have failed; and whether a write has failed since the last that
+        #: did not.
+        self._failed = 0
+        self._is_doubted = False
+        #: Why the drive seems to be gone; empty while it does not.
+        self.why_gone = ""
         self._asked = 0
         self._asked_at_s = self._looked_s = 0.0
         #: For how long the probe under way has waited, as of the last look.
@@ -89,10 +133,11 @@ class DeviceProbe:
             return
         waited_s = self._waited_s = self._waited_at(now_s)
         self._looked_s = now_s
-        came_back_s = self._asking.pop_result()
-        if came_back_s is not None:
-            self.took_s, self._waited_s = min(came_back_s - self._asked_at_s, waited_s), 0.0
-            self._next_s = now_s + _PAUSE_S
+        answer = self._asking.pop_result()
+        if answer is not None:
+            self.took_s, self._waited_s = min(answer.at_s - self._asked_at_s, waited_s), 0.0
+            self._judge(answer)
+            self._next_s = now_s + (_RETRY_S if self._failed else _PAUSE_S)
             self._slowest_s = max(self._slowest_s, self.took_s)
             if self._told:
                 self._told = False
@@ -110,16 +155,40 @@ class DeviceProbe:
             self._asked += 1
             self._asked_at_s = now_s
             syncs = self._asked % _SYNC_EVERY == 0
-            self._asking.start(lambda: self._ask(syncs=syncs))
+            writes = self._writes and (self._is_doubted or self._failed >= _READS_FAIL)
+            self._asking.start(lambda: self._ask(syncs=syncs, writes=writes))
 
-    def _ask(self, *, syncs: bool) -> float:
-        """Read a block from the device, in a thread; return when that was done.
+    def _ask(self, *, syncs: bool, writes: bool) -> _Answer:
+        """Read a block from the device, in a thread; *writes*: and write one."""
+        read_error = _error_of(lambda: self._read(syncs=syncs))
+        write_error = _error_of(self._write) if writes else 0
+        there = self._is_there()
+        return _Answer(self._monotonic_s(), read_error, write_error, writes, is_there=there)
 
-        An error is an answer, too: other checks find out what it means.
-        """
-        with contextlib.suppress(OSError):
-            self._read(syncs=syncs)
-        return self._monotonic_s()
+    def _judge(self, answer: _Answer) -> None:
+        """Note whether the drive works, fails or is gone, as *answer* says."""
+        if not answer.is_there:
+            self.why_gone = "the kernel has no such device any more"
+        works = not answer.why or (answer.wrote and answer.write_error not in _GONE)
+        self._failed = 0 if works else self._failed + 1
+        self._is_doubted &= not (answer.wrote and works)
+        if self._failed >= _ALL_FAIL and answer.write_error:
+            self.why_gone = answer.why
+
+    def doubt(self) -> None:
+        """Have the drive asked to write, since something that it was to write has failed."""
+        self._is_doubted = True
+        self.hurry()
+
+    def _write(self) -> None:
+        """Write a page to the drive, in a file without a name, and wait until it has it."""
+        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+        fd = self._syscalls.open(".", flags, 0o600, dir_fd=self._pool_fd)
+        try:
+            self._syscalls.pwrite(fd, bytes(PAGE_BYTES), 0)
+            self._syscalls.fsync(fd)
+        finally:
+            self._syscalls.close(fd)
 
     def _read(self, *, syncs: bool) -> None:
         # Aligned, and not shorter than the sector of any drive: O_DIRECT refuses all else with
@@ -211,6 +280,25 @@ class DeviceProbe:
         """Wait for the probe under way, which uses the pool's file system."""
         self._asking.join()
         os.close(self._fd)
+
+
+def block_device_of(pool_fd: int) -> Callable[[], bool]:
+    """Return what tells whether the kernel has the block device of *pool_fd*'s file system still.
+
+    One that it does not know by its number is always there: on btrfs, say, or in memory.
+    """
+    device = os.fstat(pool_fd).st_dev
+    known = has_block_device(device)
+    return lambda: not known or has_block_device(device)
+
+
+def _error_of(call: Callable[[], None]) -> int:
+    """Return the errno of an error that *call* raises; 0 if there is none."""
+    try:
+        call()
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
 
 
 def worst_answer(probes: Sequence[DeviceProbe]) -> dict[str, Any]:
