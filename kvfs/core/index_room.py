@@ -196,6 +196,7 @@ class NodeShares:
         {
             Why.CREATED,
             Why.RESTORED,
+            Why.MOVED,
             Why.SET,
             Why.ATTRIBUTED,
             Why.REPLACED,

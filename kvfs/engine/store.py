@@ -104,7 +104,7 @@ class Store:
         self.visibility = Visibility(pool.open.inodes, pool.rules.policies, blocks.truncating.old)
         self._begin_eviction(pool)
         self.device_wears = [DeviceWear(pool_fd) for pool_fd in device.pool_fds]
-        self.probation_ends = ends = ProbationEnds(self.pool, self.reclaim)
+        self.probation_ends = ends = ProbationEnds(pool, self.reclaim, blocks.successors)
         wear = functools.partial(whole_wear, self.device_wears)
         self.gate = Gate(rules.heat, pool.open, ends.moves, wear)
         self.durable_pass = DurablePass(self.pool, self.blocks.publishing, ends.moves)

@@ -53,6 +53,18 @@ def holders(ino: int, tgids: Iterable[int]) -> Holders:
     return Holders(frozenset(have), locked)
 
 
+def is_locked(ino: int) -> bool:
+    """Whether anybody locks file *ino*, or one with that number elsewhere; takes 5 to 10 ms.
+
+    What a process of another pid namespace locks is not shown. If nothing can be read: True.
+    """
+    try:
+        with open("/proc/locks", "rb") as locks:
+            return b":%d " % ino in locks.read()
+    except OSError:
+        return True
+
+
 #: fuse_dev_show_fdinfo in fs/fuse/dev.c, from Linux 6.16.
 _LINE: Final = "fuse_connection:\t"
 

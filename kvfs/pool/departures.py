@@ -8,11 +8,13 @@ the old file. On kvfs the OPEN would find a dead inode, and the kernel retries o
 removed inode keeps its record and its extent for a moment. Time, number and bytes are bounded.
 """
 
+import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
+from kvfs.core.errors import DeadInode
 from kvfs.core.inode_rules import block_of
 from kvfs.core.lifecycle import SETTLED, UNFINISHED, State
 from kvfs.core.types import SECOND_NS, InodeNo, InodeRecord
@@ -152,6 +154,19 @@ class Departures:
         if alias is not None and alias.state == State.ALIAS:
             self._kernel.name_vanished(alias.parent, alias.name)
             self._kernel.inode_vanished(block_of(alias), alias.parent)
+
+    def open_removed(self, ino: InodeNo) -> tuple[OpenInode, InodeRecord]:
+        """Count a reader of *ino*, a block that a LOOKUP found just before its name was removed.
+
+        Return it with its last record. Raises DeadInode.
+        """
+        record = self.removed.take_back(ino)
+        if record is None or not stat.S_ISREG(record.mode):
+            raise DeadInode(f"inode {ino}")
+        opened = self._inodes.enter(ino, writer=False)
+        opened.lose_name(record)
+        opened.hold(record.allocated_bytes)
+        return opened, record
 
     def leave(self, opened: OpenInode, *, writer: bool) -> None:
         """Count one handle less. The last closes the extent, and unlinks it if it has no name."""

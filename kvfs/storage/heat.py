@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from kvfs.core.account import ROOT, Entitlements, TenantId
-from kvfs.core.drives import ByDrive, Numbering
+from kvfs.core.drives import ByDrive
 from kvfs.core.eviction_policy import BURST_BITS, CHAIN_PART, Columns, EvictionPolicy, Rank
 from kvfs.core.learned import Learned
 from kvfs.core.types import FIRST_DRIVE, SECOND_NS, DriveNo, InodeNo
@@ -27,6 +27,7 @@ from kvfs.storage.heat_file import (
     grown,
     read_newest,
     sound_rows,
+    sum_up,
     used_between,
     zero_rows,
 )
@@ -221,8 +222,7 @@ class Heat:
 
         It stays with the block until it goes. Return whether the block is known.
         """
-        row = self._table.find(ino)
-        if row:
+        if row := self._table.find(ino):
             self._say(row, priority, until_s, told)
         return row != 0
 
@@ -244,14 +244,24 @@ class Heat:
 
     def warm(self, ino: InodeNo, stamp: int) -> None:
         """Let *ino* be as warm as if it was touched at *stamp*, without counting a use."""
-        row = self._table.find(ino)
-        if row and self._touched[row] < stamp:
+        if (row := self._table.find(ino)) and self._touched[row] < stamp:
             self._touched[row] = stamp
+
+    def inherit(self, ino: InodeNo, heir: InodeNo) -> bool:
+        """Let *heir* be as warm as *ino*, with what was told of it; return whether both are known.
+
+        Its rank follows by ``put`` and ``bias``.
+        """
+        row, to = self._table.find(ino), self._table.find(heir)
+        if row and to:
+            self._touched[to], self._touches[to] = self._touched[row], self._touches[row]
+            if self._hints is not None:
+                self._hints.copy(row, to, len(self._rows.ino))
+        return row > 0 < to
 
     def allocated_bytes(self, ino: InodeNo) -> int:
         """Return the allocated bytes of block *ino*, 0 if it is not known."""
-        row = self._table.find(ino)
-        return self._allocated[row] if row else 0
+        return self._allocated[row] if (row := self._table.find(ino)) else 0
 
     def held_as(self, ino: InodeNo, rank: Rank) -> int | None:
         """Return the allocated bytes of block *ino* if it has *rank*, else None."""
@@ -385,11 +395,7 @@ class Heat:
         # Row 0 is not used (RowTable); the lowest free row is taken first.
         self._free = array("I", np.flatnonzero(rows.ino[1:] == 0)[::-1] + 1)
         self._count = len(rows.ino) - 1 - len(self._free)
-        drive = Numbering(len(self.held_on)).drives(rows.ino)
-        for number, held_bytes in enumerate(self.held_on):
-            for rank in Rank:
-                there = (rows.rank == rank) & (drive == number)
-                held_bytes[rank] = int(rows.allocated_bytes[there].sum())
+        sum_up(rows, self.held_on)
 
     def _view(self, rows: HeatRows) -> None:
         """Replace the rows by *rows*, and make memoryviews of the columns.

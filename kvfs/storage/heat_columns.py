@@ -153,6 +153,12 @@ class HeatHints:
         self._until_s[row] = min(until_s, ALWAYS_S)
         self._told[row] = told
 
+    def copy(self, row: int, to: int, rows: int) -> None:
+        """Let what was said of *row* hold for row *to*, too, of *rows*."""
+        if row < len(self._told):
+            told = Told(self._told[row])
+            self.set(to, int(self._priority[row]), int(self._until_s[row]), told, rows)
+
     def clear(self, row: int) -> None:
         """Forget what was said of *row*."""
         if row < len(self._told):

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfs.core.checksum import CRC, crc32c
+from kvfs.core.drives import Numbering
 from kvfs.core.eviction_policy import Rank
 from kvfs.core.learned import Learned
 from kvfs.core.pool_layout import HEAT, HEAT_NEW
@@ -353,3 +354,12 @@ def used_between(rows: HeatRows, begin: int, end: int) -> BurstUses:
     found = found[rows.ino[found] != 0]
     inos = [InodeNo(ino) for ino in rows.ino[found].tolist()]
     return BurstUses(inos, rows.name_hash[found].tolist(), rows.touches[found].tolist(), end)
+
+
+def sum_up(rows: HeatRows, held_on: Sequence[list[int]]) -> None:
+    """Set *held_on*, by drive and by rank, to the bytes that the blocks of *rows* hold."""
+    drive = Numbering(len(held_on)).drives(rows.ino)
+    for number, held_bytes in enumerate(held_on):
+        for rank in Rank:
+            there = (rows.rank == rank) & (drive == number)
+            held_bytes[rank] = int(rows.allocated_bytes[there].sum())

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Self
 
 from kvfs.core.drives import ByDrive, Numbering
@@ -92,9 +92,10 @@ class MemoryFiles:
     def __len__(self) -> int:
         return len(self._held)
 
-    def inos(self) -> Iterator[InodeNo]:
-        """Yield the inodes, those first that are here for longest; the list must not change."""
-        yield from self._held
+    def inos(self, most: int | None = None) -> list[InodeNo]:
+        """Return the inodes, or *most* of them, those first that are here for longest."""
+        with self._lock:  # any thread may forget one
+            return list(islice(self._held, most))
 
     @property
     def held_bytes(self) -> int:

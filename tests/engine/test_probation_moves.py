@@ -234,3 +234,14 @@ def test_one_block_at_a_time_is_copied_to_a_drive(pool: Host) -> None:
     assert store.moved == len(same)
     assert store.describe()["background_failures"] == 0
     assert tree(store) == paths(8)
+
+
+def test_a_block_that_goes_while_all_are_looked_at_disturbs_nobody(pool: Host) -> None:
+    """The device's thread forgets a block whose file it has removed."""
+    inos = store_some(pool)
+    memory = pool.store.memory
+    for ino in memory.inos(2):
+        memory.forget(inos[-1])
+        assert ino in inos[:2]
+    assert memory.inos() == inos[:-1]
+    memory.count(inos[-1], len(content(0)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.core.errors import NotAtHand
+from kvfs.core.errors import NoSpace, NotAtHand
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.driven import Opened
 from tests.support.store.probation_host import (
@@ -195,3 +195,16 @@ def test_a_block_that_is_rewritten_in_memory_may_outgrow_it_too(pool: Host) -> N
     pool.store.close(opened, writer=True)
     assert get(pool.store, ROOT_INODE, b"a") == content(1) + b"x" * ROOM_BYTES
     assert_exact(pool)
+
+
+def test_what_the_kernel_reads_in_memory_grows_no_further_than_that_has_room(pool: Host) -> None:
+    """A file server has it open, too, and writes after all: its writes come to the server."""
+    ino = put(pool.store, ROOT_INODE, b"read", content(1))
+    opened = pool.store.open(ino, writer=False, truncate=False)
+    pool.store.let_writers_run()
+    pool.store.require_memory(opened, 0, SIZE_BYTES)
+    held_bytes = pool.store.memory_bytes
+    with pytest.raises(NoSpace):
+        pool.store.require_memory(opened, SIZE_BYTES, ROOM_BYTES)
+    assert pool.store.memory_bytes == held_bytes
+    pool.store.close(opened, writer=False)

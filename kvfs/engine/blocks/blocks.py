@@ -22,6 +22,7 @@ from kvfs.engine.blocks.lease_ends import LeaseEnds
 from kvfs.engine.blocks.publishing import Closing, Publishing
 from kvfs.engine.blocks.renames import Renames
 from kvfs.engine.blocks.served import Emptying, Served
+from kvfs.engine.blocks.successors import Successors
 from kvfs.engine.names.namespace import Namespace
 from kvfs.engine.names.tree_change import TreeChange
 from kvfs.engine.rewrite.awaited_opens import AwaitedOpens
@@ -46,6 +47,7 @@ class Blocks:
         self._allocator = allocator
         self._awaited = awaited
         self.publishing = Publishing(pool, namespace)
+        self.successors = Successors(pool, namespace, allocator)
         self.lease_ends = LeaseEnds(pool, namespace)
         self.allocations = Allocations(pool, allocator, self.publishing)
         self.truncating = truncating = TruncatingOpens(pool, namespace, allocator, awaited)
@@ -142,22 +144,23 @@ class Blocks:
         """
         if not writer and not truncate:
             return self.open_to_read(ino, served=maker == SERVER)
+        if self._pool.settings.read_only:
+            raise ReadOnly
         self.require_extent(ino)
         self.last_closes.publish_now(ino)
-        writes = not self._pool.settings.read_only
         truncating, answer = self.truncating, Answer.EMPTY
-        if truncate and writes:
+        if truncate:
             answer = truncating.admits(ino, thread, maker, reads=reads)
             if answer not in (Answer.EMPTY, Answer.SHARE):
                 raise DeadInode(f"inode {ino} keeps its bytes, its name leads to another one")
         elif truncating.refusals:
             truncating.refusals.forget(thread)
+        if writer:
+            self.successors.require_writable(ino)
         meets = answer is Answer.SHARE or (not truncate and ino in truncating.old)
         meets = meets and writer and truncating.meets(ino, maker)
         self.served.notice_late_write_at(ino)
         record = self._file(ino)
-        if not writes:
-            raise ReadOnly
         if truncate and record.state in SETTLED and not record.size_bytes:
             record = self.publishing.touched(ino, record)
         opened = self._pool.open.inodes.enter(ino, writer=writer)
@@ -171,6 +174,7 @@ class Blocks:
             if writer:
                 opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
+            self._touch(ino)
             if meets:
                 truncating.meet(opened, record)
             # A writer may have changed it. A shared file (SHARE) was empty: later bytes stay.
@@ -190,7 +194,9 @@ class Blocks:
         """
         pool = self._pool
         if ino in pool.departures.removed:
-            return self._open_removed(ino)
+            opened, record = pool.departures.open_removed(ino)
+            pool.figures.loaded(ino, record)
+            return opened
         self.served.notice_late_write_at(ino)
         record = self._file(ino)
         if record.state in UNFINISHED:
@@ -242,7 +248,6 @@ class Blocks:
         grows = appends or not record.size_bytes  # others overwrite old bytes
         if first and writer and (grows or self._pool.open.has_in_memory(opened.ino)):
             self._allocator.choose_course(opened, record.parent)
-        self._touch(opened.ino)
         if truncate and not writer and self.truncating.is_awaited(opened.ino):
             # Nobody will write it, so it is at once a finished, empty file. It is not awaited any
             # more: else its own opener would be taken for another that writes it, too.
@@ -255,17 +260,6 @@ class Blocks:
                 opened.look_for_holes(record.size_bytes)
             self.extent_fd(opened)
             self.publishing.begin(opened, record, maker, appends=appends)
-
-    def _open_removed(self, ino: InodeNo) -> OpenInode:
-        """Open a block that a LOOKUP found just before its name was removed."""
-        record = self._pool.departures.removed.take_back(ino)
-        if record is None or not stat.S_ISREG(record.mode):
-            raise DeadInode(f"inode {ino}")
-        opened = self._pool.open.inodes.enter(ino, writer=False)
-        opened.lose_name(record)
-        opened.hold(record.allocated_bytes)
-        self._pool.figures.loaded(ino, record)
-        return opened
 
     def enter_reader(self, opened: OpenInode) -> None:
         """Count one more reading handle on an open inode."""

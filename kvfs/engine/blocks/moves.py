@@ -3,21 +3,22 @@
 The thread for long jobs copies a block that nobody writes. Then it leaves memory, if nobody used it
 otherwise meanwhile: number, name, size, times and owner stay, and so do handles of NFS. Readers
 whom this process serves go on with the copy. A block that the kernel has open (passthrough) stays
-until it is closed; it is tried again. So no reader and no writer ever has another file than the
-next one gets.
+for a while, since most are closed soon; then it gets a successor (successors.py).
 """
 
+import contextlib
 import functools
 import logging
 import math
 import os
-from collections.abc import Container
-from typing import Final
+from collections.abc import Callable, Container
+from typing import Final, NamedTuple
 
 from kvfs.core.changed import Changed, Why
 from kvfs.core.errors import KvfsError
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import DriveNo, InodeNo, InodeRecord
+from kvfs.engine.blocks.successors import Successors
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
 
@@ -26,22 +27,32 @@ _log: Final = logging.getLogger(__name__)
 #: What is moved in a second, at most: a few tenths of what an NVMe drive writes. Clients' loads and
 #: stores have the rest.
 _RATE_BYTES: Final = 256 << 20
+#: What the kernel has open for longer since it was to move gets a successor. A load takes less.
+_OPEN_S: Final = 5.0
+
+
+class _Order(NamedTuple):
+    """When a block was to move."""
+
+    number: int
+    since_s: float
 
 
 class Moves:
     """The moves of one pool: on each drive one at a time, in the order in which they were asked."""
 
-    def __init__(self, pool: Pool, outgrown: Container[InodeNo]) -> None:
+    def __init__(self, pool: Pool, outgrown: Container[InodeNo], successors: Successors) -> None:
         """*outgrown*: drafts that are being copied already."""
         self._pool = pool
+        self._successors = successors
         self._outgrown = outgrown
         self._drive = pool.numbers.drive
-        #: What waits, and what is being copied to each drive, with the number of its order.
-        self._due: dict[InodeNo, int] = {}
-        self._copying: dict[DriveNo, tuple[InodeNo, int]] = {}
+        #: What waits, and what is being copied to each drive.
+        self._due: dict[InodeNo, _Order] = {}
+        self._copying: dict[DriveNo, tuple[InodeNo, _Order]] = {}
         self._ticket = 0
         #: What could not leave, until the next tick.
-        self._later: dict[InodeNo, int] = {}
+        self._later: dict[InodeNo, _Order] = {}
         #: Before that no copy begins, because of what was moved.
         self._rests_until_s = -math.inf
         self.moved = self.moved_bytes = 0
@@ -57,15 +68,20 @@ class Moves:
         return len(self._due) + len(self._later) + len(self._copying)
 
     def order(self, ino: InodeNo) -> None:
-        """Move *ino*, which is in memory, as soon as nobody has it open."""
+        """Move *ino*, which is in memory, as soon as nobody has it open, or after a while."""
         if ino not in self:
             self._ticket += 1
-            self._due[ino] = self._ticket
+            self._due[ino] = _Order(self._ticket, self._pool.monotonic_s())
+
+    @property
+    def written_bytes(self) -> int:
+        """What the moves have written to the drives."""
+        return self.moved_bytes + self._successors.moved_bytes
 
     def order_whole(self) -> int:
         """Move all that is whole by now, because it is to be durable; return a ticket."""
         index, memory = self._pool.index, self._pool.extents.memory
-        for ino in list(memory.inos()) if memory is not None else ():
+        for ino in memory.inos() if memory is not None else ():
             record = index.inode_or_miss(ino)
             if record is not None and record.state in SETTLED:
                 self.order(ino)
@@ -76,8 +92,8 @@ class Moves:
         if not len(self):
             return True
         self.run_due(math.inf)
-        copied = (number for _, number in self._copying.values())
-        return all(number > ticket for number in (*self._due.values(), *copied))
+        copied = (order for _, order in self._copying.values())
+        return all(order.number > ticket for order in (*self._due.values(), *copied))
 
     def run_due(self, now_s: float) -> None:
         """Begin with what is due; a block that is open waits for a later tick."""
@@ -101,10 +117,41 @@ class Moves:
             del self._due[ino]  # its extent goes
             return
         drive = self._pool.space.drives.of(ino)
-        if not self._is_quiet(ino, record) or drive.has_failed or not drive.probe.takes_blocks:
+        if drive.has_failed or not drive.probe.takes_blocks:
             return
-        self._copying[self._drive(ino)] = (ino, self._due.pop(ino))
-        self._pool.background.submit_long(functools.partial(self._copy, ino, record), ino)
+        if self._is_quiet(ino, record):
+            self._copying[self._drive(ino)] = (ino, self._due.pop(ino))
+            self._pool.background.submit_long(functools.partial(self._copy, ino, record), ino)
+        elif self._pool.monotonic_s() - self._due[ino].since_s >= _OPEN_S:
+            self._begin_successor(ino, record)
+
+    def _begin_successor(self, ino: InodeNo, record: InodeRecord) -> None:
+        """Begin to give *ino* a successor, if it is only read and there is room; else later."""
+        if not self._successors.may_have(self._pool.open.inodes.get(ino), record):
+            return
+        with contextlib.suppress(OSError):
+            work = self._successors.begin(ino, record, unlocked=True)
+            self._copying[self._drive(ino)] = (ino, self._due.pop(ino))
+
+            def copy() -> None:
+                followed = functools.partial(self._succeeded, ino, record, work())
+                self._pool.background.hand_over(followed)
+
+            self._pool.background.submit_long(copy, ino)
+
+    def _succeeded(self, ino: InodeNo, record: InodeRecord, follow: Callable[[], None]) -> None:
+        """Go on after a successor of *ino* was copied."""
+        pool = self._pool
+        _, order = self._copying.pop(self._drive(ino))
+        now_s = pool.monotonic_s()
+        self._rests_until_s = max(self._rests_until_s, now_s) + record.allocated_bytes / _RATE_BYTES
+        try:
+            follow()
+        except (KvfsError, OSError) as error:
+            _log.warning("inode %#x stays in memory: %s", ino, error)
+        if pool.index.inode_or_miss(ino) is not None:
+            self._later[ino] = order._replace(since_s=now_s)
+        self._go_on(now_s)
 
     def _is_quiet(self, ino: InodeNo, record: InodeRecord) -> bool:
         """Whether *ino* is closed, or all its bytes are read through this process."""
@@ -149,7 +196,7 @@ class Moves:
         until it has left. Raises NoSpace, OSError.
         """
         pool = self._pool
-        _, ticket = self._copying.pop(self._drive(ino))
+        _, order = self._copying.pop(self._drive(ino))
         now_s = pool.monotonic_s()
         self._rests_until_s = max(self._rests_until_s, now_s) + max(0, held_bytes) / _RATE_BYTES
         opened = pool.open.inodes.get(ino)
@@ -158,7 +205,7 @@ class Moves:
         left = ""
         try:
             if lacks or not self._may_leave(ino, record):
-                self._undo(ino, ticket)
+                self._undo(ino, order)
             else:
                 left = self._leave(ino)
                 if opened is not None:
@@ -211,10 +258,10 @@ class Moves:
         if growth_bytes:
             pool.kernel.attributes_corrected(ino)
 
-    def _undo(self, ino: InodeNo, ticket: int) -> None:
+    def _undo(self, ino: InodeNo, order: _Order) -> None:
         """Remove the copy of *ino*, and try again if it is there still."""
         pool = self._pool
         self.undone += 1
         pool.background.submit_long(functools.partial(pool.extents.moves.undo, ino), ino)
         if pool.extents.memory is not None and ino in pool.extents.memory:
-            self._later[ino] = ticket
+            self._later[ino] = order

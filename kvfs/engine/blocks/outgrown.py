@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvfs.core.errors import KvfsError, NotAtHand
+from kvfs.core.errors import KvfsError, NoSpace, NotAtHand
 from kvfs.core.types import InodeNo, round_up
 from kvfs.pool.open.open_inodes import OpenInode
 from kvfs.pool.pool import Pool
@@ -37,18 +37,21 @@ class Outgrown:
     def require(self, opened: OpenInode, offset_bytes: int, size_bytes: int) -> None:
         """Raise NotAtHand if *opened* has to leave memory before so many bytes are written there.
 
-        Else they have room. To be asked before the write counts as under way.
+        Else they have room. To be asked before the write counts as under way. Raises NoSpace if it
+        cannot leave, because the kernel reads it there.
         """
         pool, ino = self._pool, opened.ino
         probation = pool.open.probation
         if probation is None or ino not in probation:
             return
-        if pool.kernel.writers_run_free and not opened.through_daemon:
-            return  # the kernel has its bytes; it was a block, and is rewritten
         held_bytes = opened.allocated_bytes
         end_bytes = round_up(offset_bytes + size_bytes)
         end_bytes = max(held_bytes, min(end_bytes, held_bytes + round_up(size_bytes) + round_up(1)))
-        if ino in self._moving or not probation.lets_grow(ino, end_bytes):
+        has_room = ino not in self._moving and probation.lets_grow(ino, end_bytes)
+        if not has_room and pool.kernel.writers_run_free and not opened.through_daemon:
+            # A file server writes late, and the kernel has the extent for others, who keep it.
+            raise NoSpace(f"inode {ino} is read in memory, which has no room for more of it")
+        if not has_room:
             begin = functools.partial(self._begin, opened)
             raise NotAtHand("room in memory", begin, stores=True, ino=ino)
 

@@ -70,7 +70,7 @@ class Gate:
     def _written_bytes(self) -> int:
         """Return what was written to the drives since the start."""
         told: int | None = self._wear().get("written_bytes")
-        return self._moves.moved_bytes if told is None else told
+        return self._moves.written_bytes if told is None else told
 
     def _carry_out(
         self, inos: Sequence[InodeNo], before: Sequence[int], verdicts: Sequence[bool]

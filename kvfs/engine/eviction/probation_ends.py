@@ -8,7 +8,6 @@ then, a lease or a pin say, moves. A stop leaves nothing in memory.
 
 import math
 from collections.abc import Callable
-from itertools import islice
 from typing import Final
 
 from kvfs.core.changed import Reason
@@ -16,6 +15,7 @@ from kvfs.core.eviction_policy import Rank
 from kvfs.core.types import InodeNo
 from kvfs.engine.blocks.moves import Moves
 from kvfs.engine.blocks.outgrown import Outgrown
+from kvfs.engine.blocks.successors import Successors
 from kvfs.engine.eviction.reclaim import CALL_MAX, Reclaim
 from kvfs.engine.eviction.victims import look_at
 from kvfs.machine.hardware import memory_pressure
@@ -39,7 +39,11 @@ class ProbationEnds:
     """Ends the probation of the blocks of one pool."""
 
     def __init__(
-        self, pool: Pool, reclaim: Reclaim, pressure: Callable[[], float] = memory_pressure
+        self,
+        pool: Pool,
+        reclaim: Reclaim,
+        successors: Successors,
+        pressure: Callable[[], float] = memory_pressure,
     ) -> None:
         """*pressure* returns for which share of the time something waits for memory."""
         self._pool = pool
@@ -48,8 +52,9 @@ class ProbationEnds:
         #: None: nothing is in memory, and nothing comes.
         self._probation: Final = pool.open.probation
         self._reclaim = reclaim
+        self._successors = successors
         self.outgrown: Final = Outgrown(pool)
-        self.moves: Final = Moves(pool, self.outgrown)
+        self.moves: Final = Moves(pool, self.outgrown, successors)
         #: Blocks that are still to be looked at, before the walk begins anew.
         self._left: list[InodeNo] = []
         #: Blocks that were evicted from memory.
@@ -73,7 +78,7 @@ class ProbationEnds:
         # With a budget the gate alone decides what is worth a write (gate.py).
         by_use = not self._pool.settings.write_budget_bytes
         if not self._left:
-            self._left = list(memory.inos())
+            self._left = memory.inos()
             self._left.reverse()  # those that came first are looked at first
         looks, self._left = self._left[-_LOOKS_A_TICK:], self._left[:-_LOOKS_A_TICK]
         for ino in looks:
@@ -87,7 +92,7 @@ class ProbationEnds:
         if wanted_bytes <= 0:
             return
         going: list[InodeNo] = []
-        for ino in islice(probation.memory.inos(), CALL_MAX):
+        for ino in probation.memory.inos(CALL_MAX):
             if wanted_bytes <= 0:
                 break
             if ino in self.moves or ino in self._pool.open.inodes:
@@ -116,8 +121,8 @@ class ProbationEnds:
             "room_bytes": probation.room.size_bytes if probation else 0,
             "stored": probation.taken if probation else 0,
             "refused": probation.refused if probation else 0,
-            "moved": self.moves.moved + self.outgrown.moved,
-            "moved_bytes": self.moves.moved_bytes + self.outgrown.moved_bytes,
+            "moved": sum(each.moved for each in (self.moves, self.outgrown, self._successors)),
+            "moved_bytes": self.moves.written_bytes + self.outgrown.moved_bytes,
             "dropped": self.dropped,
         }
 
@@ -129,11 +134,11 @@ class ProbationEnds:
         if self._probation is None:
             return
         memory, pool = self._probation.memory, self._pool
-        inos = list(memory.inos())
+        inos = memory.inos()
         for at in range(0, len(inos), CALL_MAX):
             self._evict(inos[at : at + CALL_MAX])
         pool.background.drain()
-        for ino in list(memory.inos()):
+        for ino in memory.inos():
             self.moves.order(ino)
         for _ in range(len(memory) + _ROUNDS_AT_STOP):  # each may let the next one wait
             if not len(self.moves):

@@ -165,11 +165,35 @@ class TreeChange(PoolChange):
         attributes: Attributes,
     ) -> None:
         """Let the name of *ino*, and its alias, lead to inode *new*; directories do not change."""
+        self._replace(ino, record, new, new_record, attributes, Why.CREATED)
+
+    def succeed(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        new: InodeNo,
+        new_record: InodeRecord,
+        attributes: Attributes,
+    ) -> None:
+        """Let the name of *ino* lead to *new* as ``replace``, which has the same bytes."""
+        self._replace(ino, record, new, new_record, attributes, Why.MOVED)
+
+    def _replace(
+        self,
+        ino: InodeNo,
+        record: InodeRecord,
+        new: InodeNo,
+        new_record: InodeRecord,
+        attributes: Attributes,
+        why: Why,
+    ) -> None:
         alias, named = alias_of(record), alias_record(self._tree.index, record)
         if named is not None:  # it leaves the old inode, and so it is not dropped
             record, new_record = without_alias(record), with_alias(new_record, alias)
         self._drop(Changed(ino, record, None, Why.REPLACED, heir=new))
-        self._enter(new, new_record, attributes, Why.CREATED)
+        self._enter(new, new_record, attributes, why)
+        if why is Why.MOVED:  # who follows knows the heir when its predecessor goes
+            self._changes[-2:] = reversed(self._changes[-2:])
         if named is not None:
             put_rows(self.txn, alias, moved := lead_to(named, new))
             self._changes.append(Changed(alias, named, moved, Why.LINKED))

@@ -165,7 +165,7 @@ class _Check:
         The mount of a server that was killed has ended, so nobody writes. Raises NoSpace, OSError.
         """
         extents, memory = self._extents, self._extents.memory
-        for ino in list(memory.inos()) if memory is not None else ():
+        for ino in memory.inos() if memory is not None else ():
             if memory is not None and index.knows(ino):
                 fd = extents.open(ino, os.O_RDONLY)
                 try:

@@ -229,6 +229,7 @@ class Ranks:
             if why is Why.EVICTED:
                 self._heat.evicted(ino, for_space=changed.reason is Reason.SPACE)
             else:
+                self._inherit(ino, changed.heir)
                 self._heat.drop(ino)
         elif why is Why.SET:
             before = changed.before
@@ -241,6 +242,13 @@ class Ranks:
                 self._heat.touch(ino)  # for a draft, the store itself counts as the use
         elif record.state in SETTLED:
             self.enter(ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
+
+    def _inherit(self, ino: InodeNo, heir: InodeNo) -> None:
+        """Let *heir*, if it is a block already, be as warm as *ino*, which has its bytes, too."""
+        if heir and self._heat.inherit(ino, heir):
+            record = self._index.inode_or_miss(heir)
+            if record is not None:
+                self.enter(heir, record)
 
     def enter(self, ino: InodeNo, record: InodeRecord, *, used_s: int = -1) -> None:
         """Update *ino* in the heat, if it is a block; *used_s* as in ``Heat.put``."""

@@ -4,6 +4,7 @@ Memory that the machine is short of is given back, so a test does not say how mu
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -38,7 +39,9 @@ def probation_mount(path: str, source: str = "tmpfs") -> Iterator[Supervised]:
     flags += tuple(word for each in sets for word in ("--set", each))
     with (
         workplace("disk") as place,
-        pool_source(source, 512 * MIB) as pool,
+        pool_source(source, 512 * MIB)
+        if "/" not in source
+        else contextlib.nullcontext(source) as pool,
         Supervised(pool, place / "kv", *flags) as mounted,
     ):
         if path == "passthrough":
@@ -214,18 +217,59 @@ def test_a_draft_outgrows_memory_under_its_writers(path: str) -> None:
         assert reserved.read_bytes() == b"head".ljust(ROOM_BYTES, b"\0")
 
 
-def test_a_block_that_is_always_open_is_written_by_a_sync() -> None:
-    """Where this process reads for its clients; the kernel keeps what it reads itself."""
-    with probation_mount("daemon") as mounted:
-        blocks = store_some(mounted)
-        with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(block.open("rb", 0)) for block in blocks]
-            for number, reader in enumerate(readers):
-                assert reader.read(10) == content(number)[:10]
-            run_kvfs("sync", str(mounted.path))
-            assert told(mounted)["blocks"] == 0
-            for number, reader in enumerate(readers):
-                reader.seek(0)
-                assert reader.read() == content(number)
-        until(lambda: mounted.status()["open_inodes"] == 0, "all are closed")
+def test_a_block_that_is_always_open_is_written_by_a_sync(mounted: Supervised) -> None:
+    """[probation] Where the kernel reads it itself, its readers keep what they have."""
+    blocks = store_some(mounted)
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(block.open("rb", 0)) for block in blocks]
+        for number, reader in enumerate(readers):
+            assert reader.read(10) == content(number)[:10]
+        done = json.loads(run_kvfs("sync", str(mounted.path), "--json").stdout)
+        assert (done["left_blocks"], done["held_blocks"]) == (0, 0)
         assert_all_there(blocks)
+        for number, reader in enumerate(readers):
+            reader.seek(0)
+            assert reader.read() == content(number)
+        mounted.kill_server()
+        mounted.follow()
+        for number, reader in enumerate(readers):
+            reader.seek(0)
+            assert reader.read() == content(number)
+    until(lambda: mounted.status()["open_inodes"] == 0, "all are closed")
+    until(lambda: told(mounted)["blocks"] == 0, "memory is free")
+    assert_all_there(blocks)
+
+
+def test_a_rewrite_beside_a_reader_grows_on_the_drive(mounted: Supervised) -> None:
+    """[life-rewrite] [probation] Memory has its bound, whoever writes."""
+    block, shorter, *_ = store_some(mounted)
+    with shorter.open("rb", 0) as reader:
+        assert reader.read(10) == content(1)[:10]
+        os.truncate(shorter, 10)  # which opens nothing, and is led to the copy as well
+        with shorter.open("ab", 0) as writer:
+            assert writer.write(b"more") == len(b"more")
+        reader.seek(0)
+        assert reader.read() in (content(1), content(1)[:10] + b"more")
+    assert shorter.read_bytes() == content(1)[:10] + b"more"
+    with block.open("rb", 0) as reader:
+        assert reader.read(10) == content(0)[:10]
+        grown = b"new" * (ROOM_BYTES // 2)
+        with block.open("r+b", 0) as writer:
+            assert writer.write(grown) == len(grown)
+            assert told(mounted)["bytes"] <= ROOM_BYTES
+        reader.seek(0)
+        assert reader.read() in (content(0), grown)
+        assert block.read_bytes() == grown
+    assert block.read_bytes() == grown
+
+
+def test_a_file_that_somebody_locks_keeps_its_inode() -> None:
+    """[probation] Else two would hold the lock."""
+    with probation_mount("passthrough") as mounted:
+        blocks = store_some(mounted)
+        before = [block.stat().st_ino for block in blocks]
+        with contextlib.ExitStack() as stack:
+            for block in blocks:
+                fcntl.flock(stack.enter_context(block.open("rb", 0)), fcntl.LOCK_SH)
+            run_kvfs("sync", str(mounted.path), "--timeout", "7s", check=False)
+            assert [block.stat().st_ino for block in blocks] == before

@@ -94,6 +94,7 @@ class Course:
 
     #: Blocks in memory: which are there, what moves them to their drives, and how often it did.
     in_memory = At(lambda engine: set(_memory(engine).inos()))
+    memory = At(_memory)
     memory_bytes = At(lambda engine: _memory(engine).held_bytes)
     #: That a draft in memory may grow so far (``Outgrown.require``).
     require_memory = At(lambda engine: engine.probation_ends.outgrown.require)
