@@ -9,7 +9,7 @@ import pytest
 from kvfs.core.admission import MountedGate
 from kvfs.core.types import ROOT_INODE, InodeNo
 from tests.support.store.probation_host import ROOM_BYTES, content, publish
-from tests.support.store.stores import Host, assert_exact, get, host, put
+from tests.support.store.stores import Host, assert_exact, get, host, put, write
 
 pytestmark = pytest.mark.usefixtures("caplog")
 
@@ -80,6 +80,25 @@ def test_what_is_not_worth_it_stays_in_memory_and_goes_first(pool: Host) -> None
     pool.store.evict(len(content(1)))
     assert pool.store.name_row(ROOT_INODE, b"new") is None
     assert get(pool.store, ROOT_INODE, b"first") == content(99)
+    assert_exact(pool)
+
+
+def test_a_store_that_goes_on_in_the_next_burst_is_one_use(pool: Host) -> None:
+    """It is closed, read by its writer, renamed and appended to, each in a burst of its own."""
+    learn(pool)
+    before = pool.store.admitted + pool.store.turned_away
+    ino = put(pool.store, ROOT_INODE, b"new.tmp", content(1))
+    judge(pool)
+    assert get(pool.store, ROOT_INODE, b"new.tmp") == content(1)
+    judge(pool)
+    pool.store.rename(ROOT_INODE, b"new.tmp", ROOT_INODE, b"new")
+    assert pool.store.heat()[ino].touches == 1
+    judge(pool)
+    assert pool.store.admitted + pool.store.turned_away == before + 1
+    writer = pool.store.open(ino, writer=True, truncate=False, reads=False)
+    write(pool.store, writer, b"more")
+    pool.store.close(writer, writer=True)
+    assert pool.store.heat()[ino].touches <= 1
     assert_exact(pool)
 
 

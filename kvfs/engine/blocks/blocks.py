@@ -174,7 +174,7 @@ class Blocks:
             if writer:
                 opened.note_hand(Hand(maker, thread), appends=appends)
             self._begin(opened, record, maker, writer=writer, truncate=truncate, appends=appends)
-            self._touch(ino)
+            self._touch(ino, uses=reads and not truncate)
             if meets:
                 truncating.meet(opened, record)
             # A writer may have changed it. A shared file (SHARE) was empty: later bytes stay.
@@ -226,9 +226,14 @@ class Blocks:
             raise IsADirectory if stat.S_ISDIR(record.mode) else InvalidRequest
         return record
 
-    def _touch(self, ino: InodeNo) -> None:
-        self._pool.rules.leases.touch(ino, self._pool.monotonic_s())
-        self._pool.rules.heat.touch(ino)
+    def _touch(self, ino: InodeNo, *, uses: bool = True) -> None:
+        """Note that *ino* is opened; who only writes it does not use what was stored."""
+        rules = self._pool.rules
+        rules.leases.touch(ino, self._pool.monotonic_s())
+        if uses:
+            rules.heat.touch(ino)
+        else:
+            rules.heat.warm(ino, rules.heat.stamp)
 
     def _begin(
         self,
@@ -357,7 +362,7 @@ class Blocks:
         closes = contextlib.ExitStack()  # once, whoever is first
         if opened is None or empties or not keeps:
             maker = maker if empties else NOBODY
-            opened = self.open(ino, writer=True, truncate=False, maker=maker)
+            opened = self.open(ino, writer=True, truncate=False, reads=False, maker=maker)
             closes.callback(self.close, opened, writer=True)
         try:
             self.extent_fd(opened)

@@ -236,10 +236,11 @@ class Ranks:
             if before is not None and before.uid != record.uid and ino in self._heat:
                 self.enter(ino, record)  # it is another tenant's now
         elif why not in _NO_USE:
-            self.enter(ino, record)
             before = changed.before
             if why is Why.RENAMED and before is not None and before.state in SETTLED:
-                self._heat.touch(ino)  # for a draft, the store itself counts as the use
+                # Before it is entered: the rename that ends a store is no further use.
+                self._heat.touch(ino)
+            self.enter(ino, record)
         elif record.state in SETTLED:
             self.enter(ino, record, used_s=max(0, record.ctime_ns // SECOND_NS))
 
