@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kvfs.cli.arguments import percent_of, shares_of, words_of
 from kvfs.cli.parser import add_verb
 from kvfs.cli.replay import POLICIES
+from kvfs.cli.simulate_budgets import (
+    Ask,
+    Budgeted,
+    add_budgets,
+    asked_budgets,
+    budget_lines,
+    budget_report,
+)
 from kvfs.cli.tables import LEAST_COLUMNS, Column, headed, table_lines
 from kvfs.core.errors import UsageError
 from kvfs.core.sizes import count_of, format_size
@@ -64,6 +72,7 @@ def configure(subparsers: "Subparsers") -> None:
         metavar="PERCENT",
         help="tell gate for each prompt whether its session goes on; so many are right",
     )
+    add_budgets(add)
     add("--shuffle", action="store_true", help="serve the prompts in an order by chance")
     add("--requests", metavar="N", type=int, help="only the first N of the trace")
     add("--json", metavar="FILE", help="write everything to FILE, or - for stdout")
@@ -122,20 +131,37 @@ def run(args: argparse.Namespace) -> int:
         blocks = footprint(load.requests) * load.one_in
         sizes = _sizes(shares, blocks, load.recording)
         hints = [] if right is None else hints_of(load.requests, right)
-        screen.begin(len(load.requests) * len(policies) * len(sizes))
+        ask = _budgets(args, load, policies)
+        runs = len(policies) + len(ask.a_day_bytes)
+        screen.begin(len(load.requests) * runs * len(sizes))
         found = {
             policy: [
                 _outcome(policy, load, min(size.blocks, blocks), hints, screen) for size in sizes
             ]
             for policy in policies
         }
-        screen.write_report(_report(load, blocks, sizes, found, args))
+        budgeted = [
+            [
+                ask.of(
+                    size.shown,
+                    _outcome(
+                        _GATE, load, min(size.blocks, blocks), hints, screen, ask, a_day_bytes
+                    ),
+                    load.accesses,
+                    a_day_bytes,
+                )
+                for a_day_bytes in ask.a_day_bytes
+            ]
+            for size in sizes
+        ]
+        screen.write_report(_report(load, blocks, sizes, found, args, budgeted))
         tables = sys.stderr if args.json == "-" else sys.stdout
         print(
             *_heading(load, blocks),
             "",
             *_lines(sizes, found),
             *_behind_lines(load, sizes, found),
+            *budget_lines(ask, budgeted, f"{load.found} / written, % of all {load.of}"),
             sep="\n",
             file=tables,
         )
@@ -145,6 +171,15 @@ def run(args: argparse.Namespace) -> int:
             text = picture_of(title, shown, found, found=f"blocks {load.found}", of=load.of)
             write_file(args.plot, text)
     return 0
+
+
+def _budgets(args: argparse.Namespace, load: _Load, policies: Sequence[str]) -> Ask:
+    """Return which budgets of writes the gate gets. Raises UsageError."""
+    if args.write_budget is not None and _GATE not in policies:
+        raise UsageError(f"--write-budget: {_GATE} alone has one, and --policies lacks it")
+    block_bytes = None if load.recording is None else load.recording.block_bytes
+    span_s = load.requests[-1].at_s - load.requests[0].at_s
+    return asked_budgets(args, block_bytes, span_s)
 
 
 def _load(args: argparse.Namespace) -> _Load:
@@ -213,7 +248,13 @@ def _policies(text: str) -> list[str]:
 
 
 def _outcome(
-    policy: str, load: _Load, blocks: int, hints: "Sequence[Hint]", screen: "Screen"
+    policy: str,
+    load: _Load,
+    blocks: int,
+    hints: "Sequence[Hint]",
+    screen: "Screen",
+    ask: Ask | None = None,
+    a_day_bytes: int = 0,
 ) -> "Outcome":
     from kvfs.bench.simulate.found import best_possible
     from kvfs.bench.simulate.served import policy_for, served
@@ -225,9 +266,10 @@ def _outcome(
     else:
         found = served(
             load.requests,
-            policy_for(policy, room),
+            policy_for(policy, room, a_day_bytes // load.one_in),
             room,
             hints=hints if policy == _GATE else (),
+            block_bytes=0 if ask is None else ask.block_bytes,
             count=screen.count,
         )
     return found if load.recording is None else load.recording.of_all(found)
@@ -278,6 +320,7 @@ def _report(
     sizes: Sequence[_Size],
     found: "dict[str, list[Outcome]]",
     args: argparse.Namespace,
+    budgeted: Sequence[Sequence[Budgeted]],
 ) -> dict[str, Any]:
     """Return the same as numbers; rates are shares of all accesses."""
     recording = load.recording
@@ -307,6 +350,7 @@ def _report(
                     }
                     for policy, one in found.items()
                 },
+                "write_budgets": budget_report(budgeted[at]),
             }
             for at, size in enumerate(sizes)
         ],

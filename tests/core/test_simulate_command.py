@@ -72,6 +72,40 @@ def test_the_gate_is_no_worse_where_there_is_no_order(capsys: pytest.CaptureFixt
     assert found["gate"][1] < found["lru"][1]
 
 
+def test_a_budget_of_writes_gives_up_hits_for_days(capsys: pytest.CaptureFixture[str]) -> None:
+    """A block counts as 2 GiB: the load would write many times its part."""
+    flags = ("--synthetic", "drift", "--blocks-share", "10%", "--policies", "gate")
+    flags += ("--block-size", "2G", "--endurance", "7P", "--write-budget", "none,1000P,50T,5T")
+    (pool,) = simulated(*flags, capsys=capsys)["pools"]
+    none, ample, some, little = pool["write_budgets"]
+    gate = pool["policies"]["gate"]
+    assert [one["a_day_bytes"] for one in pool["write_budgets"]] == [
+        0,
+        1000 << 50,
+        50 << 40,
+        5 << 40,
+    ]
+    for one in (none, ample):
+        assert (one["hit_rate"], one["written"]) == (gate["hit_rate"], gate["written"])
+    assert none["written"] > some["written"] > little["written"] > 0
+    assert none["hit_rate"] > little["hit_rate"] > 0
+    assert none["lasts_days"] < some["lasts_days"] < little["lasts_days"]
+    for one in pool["write_budgets"]:
+        days = (7 << 50) / one["written_a_day_bytes"]
+        assert one["lasts_days"] == pytest.approx(days, rel=0.01, abs=0.06)
+
+
+def test_what_a_budget_leaves_is_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--synthetic", "loop", "--requests", "200", "--blocks-share", "5%,50%")
+    flags += ("--policies", "gate", "--write-budget", "none,1T", "--block-size", "64M")
+    assert main(["simulate", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    rows = [line.split() for line in printed.split("how many days")[1].splitlines()[3:]]
+    assert [row[2] for row in rows] == ["none", "1", "none", "1"]
+    assert {row[-1] for row in rows} == {"-"}, "how much the drive takes was not told"
+
+
 def test_a_tier_behind_adds_what_was_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     """With all that was ever stored, both find what a pool without bounds finds."""
     flags = ("--synthetic", "scan", "--policies", "lru,best")
@@ -174,6 +208,14 @@ def test_a_table_for_a_reader_and_a_picture(
         (("--synthetic", "loop", "--blocks-share", ","), "give at least one"),
         (("--synthetic", "loop", "--hints", "most"), "--hints: 'most' is not a number"),
         (("--synthetic", "loop", "--requests", "0"), "--requests"),
+        (("--synthetic", "loop", "--write-budget", "1T"), "give --block-size, too"),
+        (("--synthetic", "loop", "--write-budget", ","), "--write-budget: give at least one"),
+        (("--synthetic", "loop", "--write-budget", "much"), "--write-budget: 'much' is not a size"),
+        (("--synthetic", "loop", "--block-size", "1M"), "are for --write-budget"),
+        (
+            ("--synthetic", "loop", "--write-budget", "1T", "--policies", "lru"),
+            "gate alone has one",
+        ),
         (("--synthetic", "loop", "--json", "/missing/x"), "/missing/x: No such file"),
         (("--synthetic", "loop", "--plot", "/missing/x"), "/missing/x: No such file"),
     ],

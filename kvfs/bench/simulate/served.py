@@ -34,9 +34,14 @@ class Outcome(NamedTuple):
     evicted: float = 0.0
 
 
-def policy_for(name: str, blocks: int) -> EvictionPolicy:
-    """Return the policy *name* of a pool of *blocks* blocks: of the engine, or the gate."""
-    return GatedLru(blocks) if name == GatedLru.name else policy_named(name)
+def policy_for(name: str, blocks: int, budget_bytes: int = 0) -> EvictionPolicy:
+    """Return the policy *name* of a pool of *blocks* blocks: of the engine, or the gate.
+
+    *budget_bytes*: what the gate may write a day, 0 if that has no bound.
+    """
+    if name == GatedLru.name:
+        return GatedLru(blocks, budget_bytes=budget_bytes)
+    return policy_named(name)
 
 
 def served(
@@ -45,16 +50,18 @@ def served(
     blocks_max: int,
     *,
     hints: Sequence[Hint] = (),
+    block_bytes: int = 0,
     count: Callable[[], None] | None = None,
 ) -> Outcome:
     """Serve *requests* from a pool of *blocks_max* blocks.
 
-    *hints* has one for each request, or none at all. *count* is called after each request.
+    *hints* has one for each request, or none at all. *block_bytes*: what a block counts as in a
+    budget of writes. *count* is called after each request.
     """
     with TemporaryDirectory() as place:
         pool_fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            pool = _Pool(pool_fd, policy, blocks_max)
+            pool = _Pool(pool_fd, policy, blocks_max, block_bytes)
             for number, request in enumerate(requests):
                 pool.serve(request, hints[number] if hints else Hint.NONE)
                 if count is not None:
@@ -73,10 +80,12 @@ class _Pool:
     and is not worth a write goes first, once its client says that the session has ended.
     """
 
-    def __init__(self, pool_fd: int, policy: EvictionPolicy, blocks_max: int) -> None:
+    def __init__(
+        self, pool_fd: int, policy: EvictionPolicy, blocks_max: int, block_bytes: int
+    ) -> None:
         self._heat = Heat([pool_fd], Syscalls(), epoch=1, read_only=False, policy=policy, now_s=0)
         self._gate = policy if isinstance(policy, GatedLru) else None
-        self._blocks_max = blocks_max
+        self._blocks_max, self._block_bytes = blocks_max, block_bytes
         self._present: dict[int, InodeNo] = {}
         self._block_of: dict[InodeNo, int] = {}
         self._next_ino = FIRST_INODE
@@ -104,6 +113,7 @@ class _Pool:
         self._look_behind(blocks[hits:], request.at_s)
         ended: set[int] = set()
         if self._gate is not None:
+            self._gate.budget.count(self._written * self._block_bytes, request.at_s)
             names = [name_hash(block) for block in blocks]
             touches = [self._heat.touches(present[one]) if one in present else 0 for one in blocks]
             verdicts = self._gate.judge(names, touches, hint)
