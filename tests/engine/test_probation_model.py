@@ -83,9 +83,10 @@ TestProbation.settings = settings(max_examples=30, stateful_step_count=60)
 
 
 class ProbationOfSeveralMachine(ProbationMachine):
-    """The same on three drives."""
+    """The same on three drives, with the gate."""
 
     drives = 3
+    eviction = "gate"
 
 
 TestProbationOfSeveral = pytest.mark.usefixtures("caplog")(ProbationOfSeveralMachine.TestCase)

@@ -56,6 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
     #: Without a log each power loss is a rebuild.
     index_log_s = 0.0
     drives = 1
+    eviction = "adaptive"
 
     @initialize()
     def begin(self) -> None:
@@ -63,7 +64,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.stack.enter_context(reading_here())
         others_bytes = [64 << 20] * (self.drives - 1)
         self.host = self.stack.enter_context(host(others_bytes=others_bytes))
-        self.host.settings = dataclasses.replace(self.host.settings, index_log_s=self.index_log_s)
+        self.host.settings = dataclasses.replace(
+            self.host.settings, index_log_s=self.index_log_s, eviction=self.eviction
+        )
         self.host.start()
         self.model = Model(Node(ROOT_INODE, DIRECTORY))
         self.open: list[tuple[Node, Opened, bool]] = []
@@ -399,9 +402,10 @@ TestLogged.settings = settings(max_examples=30, stateful_step_count=60)
 
 
 class SeveralDrivesMachine(StoreMachine):
-    """The same on three drives."""
+    """The same on three drives, with the gate."""
 
     drives = 3
+    eviction = "gate"
 
 
 TestSeveralDrives = pytest.mark.usefixtures("caplog")(SeveralDrivesMachine.TestCase)

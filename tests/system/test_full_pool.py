@@ -20,6 +20,7 @@ import pytest
 from tests.support.clients.churn import Load, Result, Usage, churn, own_xfs
 from tests.support.clients.mapped_stores import mapped_stores
 from tests.support.kernel.calls import refused
+from tests.support.mounts.modes import GATE, in_memory
 from tests.support.mounts.mounting import (
     Mounted,
     loop_device,
@@ -74,6 +75,8 @@ WHOLE: Final = Size(
 #: How much of the time a full pool is used to 90 %, at least. On passthrough room is freed ahead of
 #: writers that cannot wait, the more the faster they are: 0.80 at 500 MiB a second into 2 GiB.
 ABOVE_90_SHARE: Final = {"daemon": 0.85, "passthrough": 0.75}
+#: A small part of the pool is in memory, whose drive is used to 90 % without it.
+IN_MEMORY_SHARE: Final = 32
 #: Writers through mappings; together they want less than ``length_share`` leaves them.
 MAPPING_WRITERS: Final = 4
 
@@ -176,9 +179,18 @@ def first_bytes(fd: int, at: int) -> bytes:
     return memory[:8]
 
 
-def test_blocks_of_mixed_sizes(path: str, size: Size) -> None:
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        *(("daemon", "lru"), ("passthrough", "lru")),
+        *(("daemon", "gate"), ("passthrough", "memory")),
+    ],
+)
+def test_blocks_of_mixed_sizes(path: str, mode: str, size: Size) -> None:
+    """Also judged by the gate, with the small ones in memory first, and without."""
     load = size.mixed
-    with own_tmpfs() as pool, filled(pool, path, load.capacity_bytes) as mounted:
+    modes = {"lru": (), "gate": GATE, "memory": in_memory(load.capacity_bytes // IN_MEMORY_SHARE)}
+    with own_tmpfs() as pool, filled(pool, path, load.capacity_bytes, *modes[mode]) as mounted:
         assert_kept(churn(mounted.path, pool, load), load, mounted)
         status = mounted.status()
     assert status["eviction"]["blocks"] > 100

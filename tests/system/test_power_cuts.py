@@ -17,6 +17,7 @@ from tests.support.devices.power_cuts.images import Mode
 from tests.support.devices.power_cuts.proof import SEED, Kind, Plan, Proof, prove, prove_all
 from tests.support.devices.power_cuts.takeovers import During
 from tests.support.devices.power_cuts.writer import IN_PLACE, RENAMED
+from tests.support.mounts.modes import GATE, in_memory
 from tests.support.mounts.mounting import kernel_has_passthrough
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop, pytest.mark.usefixtures("caplog")]
@@ -35,6 +36,8 @@ SHORT = ("--set", "durable_within_s=1", "--set", "index_log_s=5")
 #: All blocks have a checksum, which alone tells what a lying drive has made of them. The default
 #: leaves out what never was in the page cache, and some on a busy machine, and counts them.
 CHECKED = ("--set", "checksum_share=1", "--set", "verify=open")
+#: Blocks of all sizes that are stored fit into memory first; a sync alone makes these durable.
+IN_MEMORY: Final = in_memory(2 << 20)
 #: A machine that does ten other things may be late with a window of a second.
 LATE_S = 2.0
 PROOF_S = 40.0
@@ -70,10 +73,15 @@ def hold(done: Proof) -> None:
         assert done.refused_calls > 0
 
 
-@pytest.mark.parametrize("kind", [Kind.ROOMY, Kind.FULL])
-def test_twenty_images_hold_nothing_wrong_and_lack_nothing_durable(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(Kind.ROOMY, GATE), (Kind.FULL, ()), (Kind.FULL, IN_MEMORY)]
+)
+def test_twenty_images_hold_nothing_wrong_and_lack_nothing_durable(
+    kind: Kind, mode: tuple[str, ...]
+) -> None:
     """Blocks stored in all ways, evicted, in directories that are renamed."""
-    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 20, (*SHORT, *CHECKED), LATE_S)))
+    flags = (*SHORT, *CHECKED, *mode)
+    hold(prove(Plan(kind, SEED, WAYS[kind], RECORDED_S, 20, flags, LATE_S)))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,8 @@ def taken_over(
 ) -> Plan:
     """Return a plan whose servers end."""
     flags = (*TAKEN_OVER[during], *CHECKED, f"--data-path={path}")
+    if during is During.HONOURED:  # which says when a block that was in memory is durable
+        flags += IN_MEMORY if kind is Kind.FULL else GATE
     ways = WAYS[kind]
     if during is During.HANGING:
         ways = tuple(way for way in ways if way not in MAPPED)
@@ -138,9 +148,13 @@ def test_seven_hundred_images_of_servers_that_end() -> None:
 @pytest.mark.proof
 @pytest.mark.usefixtures("tracker")
 def test_two_thousand_images() -> None:
-    """Every mode, with the default window and a short one, beside plain XFS."""
+    """Every mode, with the default window and a short one, beside plain XFS; half by the gate."""
     plans = [
-        Plan(kind, SEED + number, WAYS[kind], PROOF_S, 250, flags, late_s)
+        Plan(
+            *(kind, SEED + number, WAYS[kind], PROOF_S, 250),
+            (*flags, *((), GATE if kind is Kind.ROOMY else IN_MEMORY)[number // 2]),
+            late_s,
+        )
         for number, flags in enumerate((CHECKED, (*SHORT, *CHECKED)) * 2)
         for kind, late_s in ((Kind.ROOMY, LATE_S * (number % 2)), (Kind.FULL, LATE_S))
     ]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.kills.server_kills import load_of, skip_without_takeover, steady_load
 from tests.support.kills.soak.soak import Soak
+from tests.support.mounts.modes import GATE, in_memory
 from tests.support.mounts.mounting import skip_without_mounts
 
 pytestmark = [pytest.mark.needs_fuse, pytest.mark.needs_loop]
@@ -23,43 +24,53 @@ DONE: Final = (
 )
 
 
-def kill_servers(soak: Soak, kills: int, *, pause_s: float) -> dict[str, Any]:
+#: In a full pool a clean stop may take what is in memory.
+MODES: Final = {"lru": (), "gate": GATE, "memory": in_memory(24 << 20)}
+
+
+def kill_servers(soak: Soak, kills: int, *, pause_s: float, mode: str) -> dict[str, Any]:
     """Kill so many servers under the load; return and print what happened."""
     skip_without_mounts()
-    with steady_load(soak, pause_s=pause_s) as driver:
+    with steady_load(soak, pause_s=pause_s, flags=MODES[mode]) as driver:
         skip_without_takeover(driver.mounted)
         for _ in range(kills):
             driver.watch(driver.random.uniform(soak.least_s, soak.most_s))
             driver.next_kill()
         assert driver.mounted.status()["restarts"] >= kills
-    report = driver.report()
+        probation = driver.mounted.status()["probation"]
+    report = {**driver.report(), "mode": mode, "probation": probation}
     print(json.dumps(report))
     assert report["kills"] == kills
     return report
 
 
 @pytest.mark.parametrize(
-    ("path", "room", "source", "kills"),
-    [("passthrough", "full", "drive", 20), ("daemon", "roomy", "directory", 6)],
+    ("path", "room", "source", "mode", "kills"),
+    [
+        ("passthrough", "full", "drive", "lru", 20),
+        ("passthrough", "full", "directory", "memory", 6),
+        ("daemon", "roomy", "directory", "gate", 6),
+    ],
 )
-def test_a_few_kills(path: str, room: str, source: str, kills: int) -> None:
+def test_a_few_kills(path: str, room: str, source: str, mode: str, kills: int) -> None:
     """[taken-over] No call of eleven clients fails."""
-    report = kill_servers(load_of(path, room, source, most_s=0.6), kills, pause_s=0.04)
+    report = kill_servers(load_of(path, room, source, most_s=0.6), kills, pause_s=0.04, mode=mode)
     assert report["done"]["acknowledged"] > kills, report
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize(
-    ("path", "room", "source"),
+    ("path", "room", "source", "mode"),
     [
-        ("passthrough", "roomy", "drive"),
-        ("passthrough", "full", "drive"),
-        ("daemon", "full", "directory"),
+        ("passthrough", "roomy", "drive", "gate"),
+        ("passthrough", "full", "drive", "lru"),
+        ("passthrough", "full", "directory", "memory"),
+        ("daemon", "full", "directory", "lru"),
     ],
 )
-def test_two_hundred_kills(path: str, room: str, source: str) -> None:
+def test_two_hundred_kills(path: str, room: str, source: str, mode: str) -> None:
     """[taken-over] A fifth of them inside a create, a rename or a release."""
-    report = kill_servers(load_of(path, room, source, most_s=1.5), 200, pause_s=0.01)
+    report = kill_servers(load_of(path, room, source, most_s=1.5), 200, pause_s=0.01, mode=mode)
     assert min(report["done"].get(what, 0) for what in DONE) > 0, report
     inside = sum(hits for how, hits in report["hit"].items() if ": " in how)
     assert inside >= report["kills"] / 5, report

@@ -177,7 +177,10 @@ def _record(plan: Plan, place: Path) -> None:
                 kernel = Kernel(draw, root / "LOCK", root / "extents")
                 hanging = plan.during is During.HANGING
                 writer = CutWriter(mount.path, kernel, draw, plan.ways, hangs=hanging)
-                within_s = mount.status()["durability"]["within_s"]
+                status = mount.status()
+                within_s = status["durability"]["within_s"]
+                if status["probation"]["room_bytes"]:
+                    within_s = 0  # what is in memory is durable once it is on its drive
                 writer.ledger.window_s = within_s + plan.late_s if within_s else None
                 ends = random.Random(plan.seed)
                 hangs = Hangs(drive.drive, mount, kernel, ends)

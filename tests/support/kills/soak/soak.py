@@ -54,6 +54,8 @@ class Soak(NamedTuple):
     #: So many servers come to their end at least, however long that takes.
     ends: int = len(WAYS)
     clients: int = 4
+    #: What the mount has beside the defaults.
+    flags: tuple[str, ...] = ()
 
     @property
     def capacity_bytes(self) -> int:
@@ -230,7 +232,7 @@ def soak_once(soak: Soak) -> dict[str, Any]:
     with workplace() as place, source_of(soak) as source:
         table_file = place / "table"
         table = Table.make(table_file, soak.names)
-        flags = (f"--capacity={soak.capacity_bytes}", f"--data-path={soak.path}")
+        flags = (f"--capacity={soak.capacity_bytes}", f"--data-path={soak.path}", *soak.flags)
         try:
             with Mounted(source, place / "kv", *flags) as mounted:
                 driver = Driver(soak, mounted, table, place)
