@@ -111,7 +111,12 @@ class Transfers:
         if handle.kind is not HandleKind.WRITER:
             raise BadHandle("not open for writing")
         fd = self._files.extent_fd(fh)
-        await self._files.room.leave_memory(handle.opened, offset_bytes, len(data), about_to_wait)
+        try:
+            leave = self._files.room.leave_memory
+            await leave(handle.opened, offset_bytes, len(data), about_to_wait)
+        except NoSpace:
+            self._spoil(handle.opened)
+            raise
         handle.opened.begin_transfer()
         try:
             return await self._write_with_room(handle, fd, offset_bytes, data, about_to_wait)

@@ -4,6 +4,7 @@ Memory that the machine is short of is given back, so a test does not say how mu
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,9 @@ from typing import Any, Final
 import pytest
 
 from tests.fuse.conftest import PATHS, pool_source, require_passthrough
+from tests.support.clients.churn import own_xfs
 from tests.support.clients.stepping import until
+from tests.support.kernel.calls import refused
 from tests.support.mounts.mounting import Mounted, run_kvfs, skip_without_mounts, workplace
 from tests.support.mounts.supervised import Supervised, skip_without_takeover
 
@@ -273,3 +276,25 @@ def test_a_file_that_somebody_locks_keeps_its_inode() -> None:
                 fcntl.flock(stack.enter_context(block.open("rb", 0)), fcntl.LOCK_SH)
             run_kvfs("sync", str(mounted.path), "--timeout", "7s", check=False)
             assert [block.stat().st_ino for block in blocks] == before
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_draft_that_cannot_leave_memory_is_refused_and_goes(path: str) -> None:
+    """Others fill the drive: a block of which a write was refused is a miss, never a part."""
+    with own_xfs(512 * MIB) as pool, probation_mount(path, str(pool)) as mounted:
+        store_some(mounted)
+        draft, others = mounted.path / "model" / "grown.tmp", pool / "others"
+        with draft.open("xb", 0) as writer:
+            writer.write(content(1))
+            with others.open("xb", 0) as file, refused(errno.ENOSPC):
+                for size_bytes in (64 * MIB, MIB, 4096):
+                    with contextlib.suppress(OSError):
+                        while True:
+                            os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size_bytes)
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), 4096)
+            with refused(errno.ENOSPC):
+                for _ in range(2 * ROOM_BYTES // SIZE_BYTES):
+                    writer.write(content(1))
+            assert told(mounted)["bytes"] <= ROOM_BYTES
+            others.unlink()
+        until(lambda: not draft.exists(), "what was refused a write is gone")
