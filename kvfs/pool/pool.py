@@ -344,8 +344,7 @@ class Pool:
         return sum(
             heat.held_as(ino, rank) or 0
             for ino, opened in self.open.inodes.items()
-            if opened.gone is None and not opened.is_revocable
-            if drive is None or drive_of(ino) is drive
+            if opened.gone is None and not opened.is_revocable and drive in (None, drive_of(ino))
             for rank in EVICTABLE
         )
 

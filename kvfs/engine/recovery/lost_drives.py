@@ -103,9 +103,9 @@ class LostDrives:
         pool.notes.put(FAILED_DRIVES, {**(pool.notes.get(FAILED_DRIVES) or {}), drive.number: why})
         for other in pool.space.serving if not pool.settings.read_only else ():
             note = functools.partial(pool.run.note_lost, other.number, pool.age_clock.base_ns)
-            pool.background.submit_long(functools.partial(self._note, note), other.ino)
+            pool.background.submit_long(functools.partial(self._write_note, note), other.ino)
 
-    def _note(self, note: Callable[[], None]) -> None:
+    def _write_note(self, note: Callable[[], None]) -> None:
         """Do *note*, which writes RUN, in any thread. Raises OSError."""
         note()
         put_stamp = self._pool.durable.undurable.put_stamp
