@@ -308,7 +308,7 @@ def test_a_request_that_was_kept_just_before_the_kill_is_done(running: Host) -> 
         ino = InodeNo(int(told.read()))
     os.waitpid(child, 0)
     store = running.start_after_kill(LivingHandle(ino, writer=True, thread=os.getpid()))
-    assert store.engine.done == {77: ino}
+    assert store.requests_done() == {77: ino}
     store.close(store.opened(ino), writer=True)
 
 
