@@ -142,7 +142,7 @@ def test_without_room_for_it_the_block_stays(client: Serving) -> None:
     opened, _ = read_by_the_kernel(client, ino)
     client.store.order_move(ino)
     let_time_pass(client, 60)
-    space = client.store.engine.pool.space.of(ino)
+    space = client.store.space_of(ino)
     taken_bytes = space.unclaimed_bytes
     space.pledged_bytes += taken_bytes
     client.tick()

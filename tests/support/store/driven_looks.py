@@ -142,6 +142,8 @@ class Looks:
     unfinished = At(lambda engine: engine.pool.unfinished.copy)
     listed_unfinished = At(lambda engine: engine.pool.index.unfinished)
 
+    #: The space of the drive of an inode.
+    space_of = At(lambda engine: engine.pool.space.of)
     #: Requests that the last server did and may not have answered, with the inode of each.
     requests_done = At(lambda engine: engine.done.copy)
     #: What is noted to have had a writer.
