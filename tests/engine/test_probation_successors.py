@@ -62,7 +62,7 @@ def overwrite(client: Serving, name: bytes, data: bytes) -> InodeNo:
 
 def let_time_pass(client: Serving, by_s: float) -> None:
     """Let *by_s* pass at once."""
-    before = client.store.now_s
+    before = client.store.clock.tells
     client.store.turn_clock(lambda: before() + by_s)
 
 
