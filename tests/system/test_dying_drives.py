@@ -214,8 +214,8 @@ def test_a_drive_fails_at_any_moment(data_path: str) -> None:
     longest_s: list[float] = []
     done, lost, kills, failed = 0, 0, 0, [0] * DRIVES
     with mounted(data_path) as mount:
-        for _ in range(MOMENTS):
-            drive = DriveNo(chance.randrange(DRIVES))
+        for number in range(MOMENTS):
+            drive = DriveNo(number % DRIVES)
             place = mount.path / "model"
             clients = [Client(place, number, own) for number, own in enumerate(kept)]
             known_s.append(run_through(mount, clients, drive, chance.uniform(0.0, AT_MOST_S)))
@@ -246,5 +246,4 @@ def test_a_drive_fails_at_any_moment(data_path: str) -> None:
             }
         )
     )
-    assert min(failed) > 0 or MOMENTS < 10
     assert max(longest_s) < KNOWN_S
