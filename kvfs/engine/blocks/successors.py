@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 
+from kvfs.core.changed import Why
 from kvfs.core.errors import DeadInode, NotAtHand
 from kvfs.core.lifecycle import SETTLED
 from kvfs.core.types import InodeNo, InodeRecord
@@ -124,7 +125,7 @@ class Successors:
                 self._undo(fresh)
                 return
             self._lead_name_to(fresh, ino, record, held_bytes)
-        except BaseException:
+        except BaseException:  # whatever it was: no name leads to the copy
             self._undo(fresh)
             raise
         self.moved += 1
@@ -142,7 +143,7 @@ class Successors:
         named = alias_record(pool.index, record)
         with TreeChange(pool, now_ns, keeps=True) as change:
             heir = record._replace(allocated_bytes=held_bytes)
-            change.succeed(ino, record, fresh, heir, attributes)
+            change.replace(ino, record, fresh, heir, attributes, Why.MOVED)
         self._namespace.keep_removed(ino, record, now_ns)
         pool.kernel.unnamed(ino)
         for each in (record, named):

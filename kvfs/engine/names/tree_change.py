@@ -163,30 +163,12 @@ class TreeChange(PoolChange):
         new: InodeNo,
         new_record: InodeRecord,
         attributes: Attributes,
+        why: Why = Why.CREATED,
     ) -> None:
-        """Let the name of *ino*, and its alias, lead to inode *new*; directories do not change."""
-        self._replace(ino, record, new, new_record, attributes, Why.CREATED)
+        """Let the name of *ino*, and its alias, lead to inode *new*; directories do not change.
 
-    def succeed(
-        self,
-        ino: InodeNo,
-        record: InodeRecord,
-        new: InodeNo,
-        new_record: InodeRecord,
-        attributes: Attributes,
-    ) -> None:
-        """Let the name of *ino* lead to *new* as ``replace``, which has the same bytes."""
-        self._replace(ino, record, new, new_record, attributes, Why.MOVED)
-
-    def _replace(
-        self,
-        ino: InodeNo,
-        record: InodeRecord,
-        new: InodeNo,
-        new_record: InodeRecord,
-        attributes: Attributes,
-        why: Why,
-    ) -> None:
+        *why* there is a new one: MOVED if it has the same bytes.
+        """
         alias, named = alias_of(record), alias_record(self._tree.index, record)
         if named is not None:  # it leaves the old inode, and so it is not dropped
             record, new_record = without_alias(record), with_alias(new_record, alias)
