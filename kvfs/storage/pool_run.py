@@ -18,7 +18,6 @@ from kvfs.storage.run_state import (
     distrust,
     never_ran,
     present_boot_id,
-    read_run_state,
     run_stamp,
     stated,
     write_run_state,
@@ -46,9 +45,15 @@ def read_pool_run(places: Sequence[RunPlace], syscalls: Syscalls) -> RunState:
 
     A clean stop writes them when all is on the drives, so one that says so is right for its run.
     """
+    return _together(places, _all_stated(places, syscalls), syscalls)
+
+
+def _together(
+    places: Sequence[RunPlace], found: Sequence[RunState | None], syscalls: Syscalls
+) -> RunState:
+    """Return what the RUNs *found* at *places* say together. Raises OSError."""
     if not places[1:]:
-        return read_run_state(places[0].pool_fd, syscalls, places[0].superblock)
-    found = _all_stated(places, syscalls)
+        return found[0] or RunState("", clean=never_ran(places[0].pool_fd, syscalls))
     said = [state for state in found if state is not None]
     if not said:
         return RunState("", clean=all(never_ran(place.pool_fd, syscalls) for place in places))
@@ -83,7 +88,10 @@ def stale_drives(places: Sequence[RunPlace], syscalls: Syscalls) -> frozenset[Dr
 
     Those are not of the latest run, or say that they were not swept since.
     """
-    found = _all_stated(places, syscalls)
+    return _stale_of(places, _all_stated(places, syscalls))
+
+
+def _stale_of(places: Sequence[RunPlace], found: Sequence[RunState | None]) -> frozenset[DriveNo]:
     here = {place.drive for place in _of_latest(places, found)}
     return frozenset(
         place.drive
@@ -184,12 +192,13 @@ class PoolRun:
         self._is_stopped = False
         self._syscalls = syscalls
         self._index_dir = index_dir
-        self._former = former = read_pool_run(places, syscalls)
+        found = _all_stated(places, syscalls)
+        self._former = former = _together(places, found, syscalls)
         #: The drives that were away in the last run: no file there is believed that the index does
         #: not know. They stay so until they were swept (``believe``).
-        self.stale = stale_drives(places, syscalls)
+        self.stale = _stale_of(places, found)
         #: Those of them that have a log of the index from before that.
-        latest = {place.drive for place in latest_places(places, syscalls)}
+        latest = {place.drive for place in _of_latest(places, found)}
         self.outdated = frozenset(place.drive for place in places if place.drive not in latest)
         self._run, self._number = new_run([*places, *missing], former)
         self.stamp = run_stamp(places[0].pool_fd, syscalls)
