@@ -23,6 +23,7 @@ from kvfs.core.source_list import listed
 from kvfs.core.types import DriveNo, InodeNo
 from tests.fuse.conftest import PATHS, require_passthrough
 from tests.fuse.devices.conftest import skip_without_server
+from tests.support.clients.at_work import Worker, all_go_on, at_work
 from tests.support.clients.stamped import seed_of, stamped
 from tests.support.clients.stepping import until
 from tests.support.mounts.drives import DRIVES, fail_drive
@@ -60,27 +61,22 @@ class Moment:
         return drive == self.drive and now_s >= self.since_s
 
 
-class Client(threading.Thread):
+class Client(Worker):
     """Stores, loads and removes blocks of its own, and judges each answer."""
 
     def __init__(self, place: Path, number: int, kept: dict[str, tuple[int, int, DriveNo]]) -> None:
         """*kept*: what it stored before, by name, with seed, size in bytes and drive."""
-        super().__init__(name=f"client-{number}")
+        super().__init__(f"client-{number}")
         self._place, self._number, self.kept = place, number, kept
         self._random = random.Random(number)
         self.moment = Moment(DriveNo(0))
-        self.ends = threading.Event()
         self.done = self.lost = 0
         self.longest_s = 0.0
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            while not self.ends.is_set():
-                self._step()
-                self.done += 1
-        except BaseException as error:  # a failed assertion too; the test raises it
-            self.failure = error
+    def work(self) -> None:
+        """Store, load or remove a block."""
+        self._step()
+        self.done += 1
 
     def _step(self) -> None:
         name = self._random.choice([*self.kept, ""])
@@ -167,29 +163,13 @@ def run_through(mount: Mounted, clients: list[Client], drive: DriveNo, wait_s: f
     moment = Moment(drive)
     for client in clients:
         client.moment = moment
-        client.start()
-    try:
+    with at_work(clients):
         threading.Event().wait(wait_s)
         moment.since_s = time.monotonic()
         fail_drive(mount, drive)
         known_s = time.monotonic() - moment.since_s
         until(lambda: time.monotonic() > moment.since_s + KNOWN_S, "the moment has passed")
-        before = [client.done for client in clients]
-        until(
-            lambda: all(
-                client.failure is not None or client.done >= done + 5
-                for client, done in zip(clients, before, strict=True)
-            ),
-            "all have gone on since",
-        )
-    finally:
-        for client in clients:
-            client.ends.set()
-        for client in clients:
-            client.join()
-    for client in clients:
-        if client.failure is not None:
-            raise client.failure
+        all_go_on(clients, lambda client: client.done, 5)
     return known_s
 
 

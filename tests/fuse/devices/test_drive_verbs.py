@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from kvfs.core.drives import Numbering
 from kvfs.core.errors import DriveNeeded, UsageError
 from tests.fuse.conftest import PATHS
 from tests.fuse.devices.conftest import mounted_drives
+from tests.support.clients.at_work import Worker, all_go_on, at_work
 from tests.support.clients.stamped import seed_of
 from tests.support.clients.stepping import until
 from tests.support.mounts.drives import DRIVES, drives_of, names_on, store
@@ -39,26 +39,21 @@ def drive(mount: Mounted, verb: str, *arguments: str) -> subprocess.CompletedPro
     return run_kvfs("drive", verb, str(mount.path), *arguments, check=False)
 
 
-class Client(threading.Thread):
-    """Stores blocks and loads what there is, until it is told to end; keeps what went wrong."""
+class Client(Worker):
+    """Stores blocks and loads what there is."""
 
     def __init__(self, path: Path, number: int) -> None:
-        super().__init__()
+        super().__init__(f"client-{number}")
         self._path, self._number = path, number
-        self.ends = threading.Event()
         self.stored = 0
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            while not self.ends.is_set():
-                name = f"{self._number}-{self.stored}"
-                store(self._path, name, SIZE_BYTES, 1)
-                self.stored += 1
-                for entry in list(os.scandir(self._path))[:BLOCKS]:
-                    load(self._path / entry.name)
-        except BaseException as error:  # a failed assertion too; the test raises it
-            self.failure = error
+    def work(self) -> None:
+        """Store one, and load those of which the directory tells first."""
+        name = f"{self._number}-{self.stored}"
+        store(self._path, name, SIZE_BYTES, 1)
+        self.stored += 1
+        for entry in list(os.scandir(self._path))[:BLOCKS]:
+            load(self._path / entry.name)
 
 
 def load(path: Path) -> None:
@@ -73,30 +68,13 @@ def load(path: Path) -> None:
 def clients(mount: Mounted) -> Iterator[list[Client]]:
     """Some that store and load meanwhile; none of their calls fails."""
     made = [Client(mount.path, number) for number in range(THREADS)]
-    for client in made:
-        client.start()
-    try:
+    with at_work(made):
         yield made
-    finally:
-        for client in made:
-            client.ends.set()
-        for client in made:
-            client.join()
-    for client in made:
-        if client.failure is not None:
-            raise client.failure
 
 
 def stored_more(made: list[Client]) -> None:
     """Wait until each has stored some more blocks."""
-    before = [client.stored for client in made]
-    until(
-        lambda: all(
-            client.stored > then + 2 or client.failure is not None
-            for client, then in zip(made, before, strict=True)
-        ),
-        "all have stored more",
-    )
+    all_go_on(made, lambda client: client.stored, 3)
 
 
 def test_opens_and_stores_are_counted_for_the_drive_of_the_block(mount: Mounted) -> None:

@@ -13,8 +13,8 @@ from kvfs.core.drives import Numbering
 from kvfs.core.source_list import listed
 from tests.fuse.conftest import PATHS, require_passthrough
 from tests.fuse.devices.conftest import skip_without_server
+from tests.support.clients.at_work import Worker, all_go_on, at_work
 from tests.support.clients.stamped import seed_of, stamped
-from tests.support.clients.stepping import until
 from tests.support.mounts.drives import DRIVES, fail_drive
 from tests.support.mounts.mounting import Mounted, workplace
 
@@ -58,27 +58,22 @@ def is_there(path: Path, name: str) -> bool:
     return True
 
 
-class Client(threading.Thread):
+class Client(Worker):
     """Loads blocks and stores new ones, again and again; keeps what went wrong.
 
     While a drive is *failing* its blocks may give errors: of those on others none may.
     """
 
     def __init__(self, mount: Mounted, number: int, failing: threading.Event) -> None:
-        super().__init__(name=f"client-{number}")
+        super().__init__(f"client-{number}")
         self._path, self._number, self._failing = mount.path, number, failing
-        self.ends = threading.Event()
         self.stored = 0
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            while not self.ends.is_set():
-                for number in range(BLOCKS):
-                    self._try(lambda number=number: is_there(self._path / "model", f"{number}"))
-                self._try(self._store)
-        except BaseException as error:  # a failed assertion too; the test raises it
-            self.failure = error
+    def work(self) -> None:
+        """Load all of the model's blocks, and store one."""
+        for number in range(BLOCKS):
+            self._try(lambda number=number: is_there(self._path / "model", f"{number}"))
+        self._try(self._store)
 
     def _store(self) -> None:
         store(self._path / "model", f"client {self._number} {self.stored}")
@@ -107,28 +102,11 @@ def test_a_drive_that_shuts_down_costs_its_blocks_alone(mount: Mounted, drive: i
     drives = {entry.name: Numbering(DRIVES).drive(entry.inode()) for entry in os.scandir(model)}
     failing = threading.Event()
     clients = [Client(mount, number, failing) for number in range(4)]
-    for client in clients:
-        client.start()
-    try:
+    with at_work(clients):
         failing.set()
         fail_drive(mount, drive)
         failing.clear()
-        before = [client.stored for client in clients]
-        until(
-            lambda: all(
-                client.failure is not None or client.stored >= stored + 3
-                for client, stored in zip(clients, before, strict=True)
-            ),
-            "all have stored and loaded since",
-        )
-    finally:
-        for client in clients:
-            client.ends.set()
-        for client in clients:
-            client.join()
-    for client in clients:
-        if client.failure is not None:
-            raise client.failure
+        all_go_on(clients, lambda client: client.stored, 3)
     found = {name for name in drives if is_there(model, name)}
     assert found == {name for name, at in drives.items() if at != drive}
     (mount.path / "more").mkdir()
